@@ -48,7 +48,7 @@ def _say(name: str) -> int:
 
 
 def _help() -> str:
-  """List all commands with their first docstring lines, without imports."""
+  """Return a list of commands and their summaries, without importing them."""
   from memory_vit.commands.option_help import docstring
 
   folder = Path(__file__).parent / "commands"

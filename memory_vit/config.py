@@ -51,8 +51,8 @@ CLOSED_FORMS = tuple(
 )
 # Learning rates to try for a new task; the paper lists no learning rates.
 LEARNING_RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-# On our test bed, the best of these three on validation is as good as the best
-# of all six; docs/choosing_a_regime.md lists the best for each regime.
+# On our test bed, choosing among these three on validation images is as good as
+# choosing among all six (docs/choosing_a_regime.md).
 FEW_LEARNING_RATES = (0.03, 0.3, 1.0)
 
 
@@ -105,10 +105,10 @@ class DataConfig:
   # Name of a TFDS data set ("cifar100", "sun397/tfds"), "folder", "list",
   # "embeddings", or built-in data: "digits:0-4", "glyphs:inverted".
   name: str = option("", _DATA_SET_OR_NONE)
-  # Directory of the data. For "folder" it holds train/ and test/, for "list"
-  # train.txt and test.txt, for "embeddings" train/. A single output directory
-  # of `memory-vit embed` is used as the split "train". For TFDS, "" is the
-  # default directory.
+  # Directory of the data. If `name` is "folder", the directory holds train/ and
+  # test/; if it is "list", train.txt and test.txt; if "embeddings", train/. A
+  # single output directory of `memory-vit embed` is used as the split "train".
+  # For TFDS, "" is the default directory.
   dir: str = option("", _DIRECTORY, resume="free")
   # Training split, in the notation of TFDS: "train[:98%]".
   train: str = option("train[:98%]", _SPLIT)
@@ -126,13 +126,14 @@ class DataConfig:
   # Random seed for the order and crops of training images; -1 takes the seed of
   # the run. All trials of a sweep share batches, even if their seeds differ.
   seed: int = option(-1, dataclasses.replace(_SEED, least=-1))
-  # Maximum size (GiB) of a data set without random access, which is read into
-  # memory as encoded images. For larger data sets, the error says how to
-  # convert them.
+  # Maximum size (GiB) of a data set that is read into memory, as encoded
+  # images, because its files have no random access. The error for a larger data
+  # set says how to convert its files.
   cache_gib: float = option(16.0, _GIB, resume="free")
   # Maximum number of unreadable examples to skip per split before the run
-  # fails, counted over all processes whenever a state is saved. Training uses
-  # the next readable example instead; evaluation skips and counts them.
+  # fails. The counts of several processes are added whenever a state is saved.
+  # Training uses the next readable example instead; evaluation skips and counts
+  # unreadable examples.
   max_bad: int = option(0, _EXAMPLES, resume="free")
   # How a resumed run verifies that its data is unchanged: "files" (names, sizes
   # and modification times) or "contents" (SHA-256 of all bytes, read at every
@@ -142,8 +143,8 @@ class DataConfig:
   # For a TFDS data set with several labels: name of a feature, or a label of
   # VTAB: "clevr_count", "clevr_distance", "kitti_distance", "dsprites_x",
   # "dsprites_orientation", "smallnorb_azimuth" or "smallnorb_elevation". For a
-  # table (CSV or Parquet): name of a column, "label" by default. Several names,
-  # separated by commas, are several labels or values.
+  # table (CSV or Parquet): name of a column, "label" by default. For several
+  # labels or values, give several names, separated by commas.
   label: str = option("", Text('a feature of the data set, or ""', ".*", 200))
   # Column of a table (CSV or Parquet) that holds the paths of the images; "" is
   # "path".
@@ -183,9 +184,10 @@ class CacheConfig:
     Choice(("none", "contexts", "features", "images")),
     resume="recorded",
   )
-  # Number of random crops of each training image to cache; epochs alternate
-  # between the crops. With 1, the image is cached without randomness, which
-  # needs data.train_crop "resize" and data.flip False.
+  # Number of crops of each training image to cache. If it is above 1, the crops
+  # are random, and epochs alternate between them. With 1, the image is cached
+  # without randomness, which needs data.train_crop "resize" and data.flip
+  # False.
   crops: int = option(
     1, Number(1, 1_000, "crops of an image"), resume="recorded"
   )
@@ -247,8 +249,8 @@ class TaskConfig:
   # Directories of earlier tasks that the new task attends to (model extension),
   # or hf://OWNER/NAME/TASK. The earlier tasks stay unchanged.
   attends_to: tuple[str, ...] = option((), _TASKS, resume="free")
-  # Directories of tasks that the tasks in `attends_to` attend to; only needed
-  # if such a task is in another folder than the task that attends to it.
+  # Directories of tasks that the tasks in `attends_to` attend to. Not needed
+  # for a task in the same folder as the task that attends to it.
   indirect: tuple[str, ...] = option((), _TASKS, resume="free")
   # Directory of a task of the regime `head` with the same classes, such as a
   # task from --config=closed, or hf://OWNER/NAME/TASK. Training begins with the
@@ -317,8 +319,8 @@ class OptimConfig:
     0.025, Number(0, 1, "a share of the steps"), resume="recorded", sweep=True
   )
   # Linear warm-up in steps; 0 uses `warmup`. The configurations of the paper's
-  # four data sets use 5 steps, as the paper's public PyTorch reproduction
-  # reports; we could not check the paper's own text.
+  # four data sets use 5 steps, like the public PyTorch reproduction. We could
+  # not check the text of the paper.
   warmup_steps: int = option(0, _STEPS_OR_NONE, resume="recorded", sweep=True)
   # Learning rate after warm-up: "cosine" to zero (vit_jax's choice; unstated in
   # the paper) or "constant".
@@ -335,8 +337,9 @@ class OptimConfig:
   )
   # Weights in the loss: "none" (all are 1) or "balanced", so that rare classes
   # count as much as frequent classes. With n training examples, a class has the
-  # weight n / (classes * examples of the class). For "labels", examples with a
-  # label weigh (examples without the label) / (examples with the label).
+  # weight n / (classes * examples of the class). If task.kind is "labels", the
+  # loss of a label is weighted, for examples that have the label, by (number of
+  # examples without the label) / (number of examples with the label).
   class_weights: str = option("none", Choice(("none", "balanced")), sweep=True)
   # Mixup: images are mixed in pairs, with shares drawn from Beta(mixup, mixup);
   # 0 is off, 0.2 is common. All trials of a sweep share the mixed images.
@@ -387,15 +390,15 @@ class SweepConfig:
 
   # Values of `regime`. Masked regimes share passes; each regime that is not
   # masked needs separate passes. If `cache.what` is "contexts" or "features",
-  # each regime caches what it can use. Unless `export` is "all", the best trial
-  # is exported as task.name, and the best trial of each other regime as
-  # task.name-REGIME.
+  # each regime caches what it can use. Unless `export` is "all", one trial of
+  # each regime is exported: the best of all trials as task.name, and the best
+  # trial of each other regime as task.name-REGIME.
   regime: tuple[str, ...] = option((), Items(_REGIME, MOST_TRIALS))
   # Values of `learning_rate`.
   learning_rate: tuple[float, ...] = option((), _RATES)
   # Values of `task.cells`, in regimes with memory.
   cells: tuple[int, ...] = option((), Items(_CELLS, MOST_TRIALS))
-  # Initialization seeds of the task; all trials share the batches.
+  # Values of `seed` for initialization only: all trials get the same batches.
   seed: tuple[int, ...] = option((), _SEEDS)
   # Dictionaries of options of `task` and `optim`, such as {"optim.momentum":
   # 0.8, "task.memory_norm": False}.
@@ -531,8 +534,8 @@ class Config:
   # runs draw no plots.
   log_images: int = option(8, Number(0, 64, "images"), resume="free")
   # Also write trained parameters as plain orbax checkpoints,
-  # WORKDIR/orbax/NAME. Ignored for "full", whose export would double in size,
-  # and for lists of runs.
+  # WORKDIR/orbax/NAME. Lists of runs write none, and neither does the regime
+  # "full", because its export would double in size.
   export_orbax: bool = option(True, Switch(), resume="free")
   # Step from which 5 steps are profiled for TensorBoard; 0 is off.
   profile_at: int = option(0, _STEPS_OR_NONE, resume="free")
@@ -805,7 +808,7 @@ def _of_cache(config: Config) -> list[str]:
     return lines + _of_decoded_images(cache, config.data)
   possible = cacheable_part(config.regime)
   if config.sweep.regime:
-    possible = cache.what  # the config of each trial is checked separately
+    possible = cache.what  # each trial caches what suits its own regime
   if possible == "none":
     lines.append(
       f"config.cache.what is {cache.what!r}, expected 'none': the regime "

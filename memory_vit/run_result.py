@@ -234,7 +234,7 @@ def _parse(file: Path, values: Mapping[str, Any] | None) -> RunResult | None:
     return RunResult.from_json(values)
   except (AttributeError, TypeError, ValueError) as error:
     raise ConfigError(
-      f"{file} is not the result of a run ({error}). Restore it, or give "
+      f"{file} is not the result of a run: {error}. Restore the file, or give "
       "another --workdir."
     ) from error
 

@@ -83,8 +83,8 @@ def _require_possible(config: ViTConfig) -> None:
   for name, value in _COMPUTED.items():
     if getattr(config, name) != value:
       raise BackboneError(
-        f"a ViT of transformers has {name} {value!r}, but this backbone has "
-        f"{getattr(config, name)!r}: save the backbone as an .npz file."
+        f"this backbone has {name} {getattr(config, name)!r}, but a ViT of "
+        f"transformers always has {value!r}: save the backbone as an .npz file."
       )
   if config.num_classes and config.representation_size:
     raise BackboneError(

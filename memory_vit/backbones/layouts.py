@@ -130,9 +130,9 @@ def _with_class_position(positions: np.ndarray) -> np.ndarray:
   """Prepend a zero for the class token to positions (1, n, d) of big_vision.
 
   In files of big_vision, the array `cls` is the sum of the class token and its
-  position. Files of vit_jax store the token and the position separately. The
-  outputs of the backbone are equal, but fingerprints and outputs of tasks
-  differ: a task adds the stored position to the task's class token.
+  position. Files of vit_jax store the token and the position separately. Both
+  files give equal outputs of the backbone, but different fingerprints. Outputs
+  of tasks differ, too: a task adds the stored position to its own class token.
   """
   if positions.ndim != 3 or not square_side(positions.shape[1]):
     return positions

@@ -209,7 +209,7 @@ def _read_npz(file: Path) -> Published:
 
 
 def _layout_of(names: Collection[str]) -> str:
-  """Return the name of the layout; `names` are parameters without a prefix."""
+  """Return the layout's name; `names` are parameter names without a prefix."""
   parts = {part for name in names for part in name.split("/")}
   if "pos_embedding" in names:
     stacked = any(n.startswith(layouts.STACKED_BLOCKS) for n in names)

@@ -81,7 +81,7 @@ def _note(
 ) -> Note | None:
   """Return the `Note` for an .npz file; None if a note is not needed."""
   config = dataclasses.replace(backbone.config, dtype="float32")
-  # `plain` is the default preprocessing, which a note need not state.
+  # An .npz file without a note has this preprocessing.
   plain = EvalPreprocessing(image_size=config.image_size)
   if (
     not source

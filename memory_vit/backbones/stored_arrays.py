@@ -53,7 +53,8 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 class _Entry:
   file: Path
   read: Callable[[], np.ndarray]
-  has_values: bool  # False for notes and empty arrays, which iteration skips
+  # False for `published.ENTRY` and for empty arrays: iteration skips them.
+  has_values: bool
 
 
 class StoredArrays(Mapping[str, np.ndarray]):

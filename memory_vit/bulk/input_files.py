@@ -77,7 +77,8 @@ class InputFiles:
 
   def rows(self, numbers: range, columns: Columns) -> Iterator[ImageRow]:
     """Yield consecutive images, without opening image files."""
-    # side="right" skips an empty file, which has the next file's first number.
+    # An empty file has the same first number as the next file: side="right"
+    # skips the empty file.
     file = int(np.searchsorted(self.first, numbers.start, side="right")) - 1
     while file < self.files.num_rows and self.first[file] < numbers.stop:
       begin, end = int(self.first[file]), int(self.first[file + 1])

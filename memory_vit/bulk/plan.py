@@ -90,7 +90,8 @@ def as_json(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def require_own(folder: Path) -> None:
   """Make the output directory; raise if it holds files, but no plan."""
-  # Look for the plan last: a run that starts meanwhile writes its plan first.
+  # Look for the plan after the other files: a run that starts in between writes
+  # its plan before its shards.
   if _holds_others(folder) and not (folder / FOLDER / _PLAN).exists():
     raise ConfigError(
       f"--output {brief(str(folder))} exists, but is not the output of a bulk "

@@ -119,7 +119,7 @@ def read_container(
     yield ImageRow(first + row, place, image, label, reason)
 
 
-# (Image or None, name that the row states, label, why there is no image).
+# (Image or None, name of the image or "", label, why there is no image).
 _Found = tuple[str | bytes | None, str, str | None, str]
 
 
@@ -211,7 +211,11 @@ def _label(value: Any, names: Sequence[str]) -> str | None:
 def _found_columns(
   path: Path, schema: pa.Schema, columns: Columns
 ) -> tuple[str, str | None]:
-  """Return (image column, label column or None); raise if one is unusable."""
+  """Return the names of the image column and the label column (None if absent).
+
+  Raise `DataError` if the image column is missing or holds no images, or if the
+  table lacks the column `columns.label`.
+  """
   wanted = (columns.image,) if columns.image else _IMAGE_COLUMNS
   image = next((name for name in wanted if name in schema.names), "")
   if not image or not _holds_images(schema.field(image).type):
@@ -219,7 +223,8 @@ def _found_columns(
     raise DataError(
       f"{escaped(str(path))}: the column of images ({' or '.join(wanted)}) "
       f"{fault}; the columns are {brief(schema.names)}. Expected bytes, a "
-      "struct {bytes, path}, or paths: name such a column by --image_column."
+      "struct {bytes, path}, or a path in each row: give the name of such a "
+      "column as --image_column."
     )
   label = columns.label or _LABEL_COLUMN
   if label in schema.names:
@@ -286,8 +291,9 @@ def _require_image(path: Path, record: bytes) -> None:
   except UnidentifiedImageError as error:
     raise DataError(
       f"{escaped(str(path))}: the first record is not an image file. Expected "
-      "every record to be an image file. TFDS instead wraps images in "
-      "tf.train.Example: first write such images to Parquet or to files."
+      "every record to be an image file. If TFDS wrote the file, the images "
+      "are wrapped in tf.train.Example: first write the images to Parquet or "
+      "to files."
     ) from error
   except Exception:  # decoding reports the error in the row of this image
     return

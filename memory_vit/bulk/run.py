@@ -118,7 +118,7 @@ def unreadable(output: str) -> Iterator[tuple[str, str]]:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-  """Lock `folder` while the body runs; first remove files of killed runs."""
+  """Lock `folder`, remove what killed runs left there, and run the body."""
 
   def refuse(owner: str) -> None:
     raise ConfigError(

@@ -105,8 +105,8 @@ def errors_of(folder: Path, plan: Plan, shard: int) -> int | None:
 def _encoding(schema: pa.Schema) -> dict[str, Any]:
   """Return options of the Parquet writer for compression and dictionaries.
 
-  Floats are not compressed, because zstd hardly shrinks them. Only text gets a
-  dictionary, because texts often repeat, and only then a dictionary helps.
+  Floats are not compressed, because zstd hardly shrinks them. A dictionary only
+  helps if values often repeat, so only text gets one.
   """
   compression, dictionaries = {}, []
   for field in schema:

@@ -73,7 +73,7 @@ class SplitPlan:
 
   role: str  # "training", "validation" or "test"
   examples: FixedCrops | FixedEmbeddings
-  # Places where batches start; all processes have the same number of batches.
+  # Index of each batch's first row; all processes have equally many batches.
   starts: range
   # {name: JSON value} of all options that determine the prepared images.
   facts: Mapping[str, Any]

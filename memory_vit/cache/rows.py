@@ -96,7 +96,10 @@ class Rows(abc.ABC):
   def __init__(
     self, layout: RowLayout, count: int, mesh: Mesh, places: range
   ) -> None:
-    """Reserve `count` rows; this process's batches start at `places`."""
+    """Reserve `count` rows.
+
+    `places` holds the place of the first row of each batch of this process.
+    """
     self._layout, self._mesh, self._places = layout, mesh, places
     self.labels = np.zeros(count, layout.label)
     self.masks = np.zeros(count, np.float32)

@@ -252,7 +252,7 @@ class CommandLine:
     )
 
   def _with_one_value(self, config: Config) -> Config:
-    """Return `config`; empty the sweep of each option that a flag sets."""
+    """Return `config` without the sweep of any option that a flag sets."""
     overrides = config_flags.get_override_values(self.flags["config"])
     for key, axis in (
       ("learning_rate", "learning_rate"),
@@ -282,7 +282,7 @@ class CommandLine:
         raise ConfigError(f"{unknown.removesuffix('.')}; {_SEE_HELP}.")
 
   def _explained(self, error: BaseException) -> ConfigError:
-    """Return a `ConfigError` with the text of `error`, and what is expected."""
+    """Return a `ConfigError` that says what is wrong, and what is expected."""
     inner: BaseException | None = error
     while inner:  # absl wraps this package's errors
       if isinstance(inner, MemoryVitError):

@@ -228,7 +228,8 @@ def _choose(
 ) -> tuple[dict[str, SplitRef], Upstream | None]:
   """Return ({task: split}, data for the original head).
 
-  The second item is None without --verify, or if no data for it are named.
+  The second item is None without --verify, or if no data are named for the
+  original head.
   """
   tasks = [manifest for _, manifest in find.find_tasks(arguments.task)]
   owners = [task.spec.name for task in tasks]
@@ -344,7 +345,7 @@ def _outputs(task: Mapping[str, Any]) -> int:
 
 
 def _data_of(entry: Mapping[str, Any]) -> str:
-  """Return a text: name and directory of the data set of a result entry."""
+  """Return the name and directory of the data set that `entry` names."""
   return escaped(f"{entry['data']} {entry['directory']}".rstrip())
 
 

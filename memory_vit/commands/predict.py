@@ -108,8 +108,8 @@ def _predict(parser: Parser, argv: Sequence[str]) -> int:
 def _predict_bulk(arguments: argparse.Namespace) -> int:
   if arguments.images or arguments.json:
     raise ConfigError(
-      "--input writes Parquet and prints no predictions: expected neither "
-      "--json nor an IMAGE together with --input."
+      "with --input, predictions are written as Parquet, and not printed: "
+      "expected neither --json nor an IMAGE."
     )
   config = predictor_config.PredictorConfig(
     backbone=bulk_options.whole_path(arguments.backbone),

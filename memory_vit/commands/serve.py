@@ -112,7 +112,7 @@ def _settings(arguments: argparse.Namespace) -> ServerSettings:
 def _trusting(
   settings: ServerSettings, host: str, address: str
 ) -> ServerSettings:
-  """Return `settings`; `allowed_hosts` defaults to `host` if on loopback."""
+  """Return `settings`; on loopback, `host` is the default `allowed_hosts`."""
   if settings.allowed_hosts is not None or not _is_loopback(address):
     return settings
   allowed = f"[{host}]" if ":" in host else host

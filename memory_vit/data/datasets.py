@@ -161,8 +161,8 @@ def _open_local(ref: SplitRef) -> Split | None:
   """Return the opened split, or None if the data set must be opened by TFDS."""
   if ref.path and ref.name != "list":
     raise DataError(
-      f"config.data.path is {messages.brief(ref.path)}, but data set "
-      f"{messages.brief(ref.name)} has no columns: expected ''."
+      f"config.data.path is {messages.brief(ref.path)}, a column of a table, "
+      f"but data set {messages.brief(ref.name)} has no columns: expected ''."
     )
   if _is_local(ref) and ref.label and ref.name != "list":
     raise DataError(
@@ -197,7 +197,7 @@ def check_first_label(split: Split) -> None:
     except ExampleError as error:
       split.mark_unreadable({index: str(error)})
     else:
-      # For error messages, `[index].__getitem__` maps place 0 to `index`.
+      # Check a single label. If it is wrong, the error names example `index`.
       split.check_labels(label[None], [index].__getitem__)
       return
   raise split.nothing_readable()

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Name of the split that defines the classes. If `config.data.dir` is itself an
-# output of `embed`, that output is the only split, and has this name.
+# output of `embed`, the data set has only the split of this name.
 _TRAIN = "train"
 # Maximum number of images without an embedding that `_left_out` lists.
 _NAMED = 100
@@ -143,7 +143,7 @@ def _find_outputs(root: Path, directory: str) -> dict[str, Path]:
     raise DataError(
       f"the directory of embeddings {messages.brief(directory)} is not there: "
       "set config.data.dir to the --output of `memory-vit embed`, or to a "
-      "directory with an output in a folder per split, such as train and test."
+      "directory that holds one such output per split, such as train and test."
     )
   if any(root.glob(parquet.SHARDS)):
     return {_TRAIN: root}

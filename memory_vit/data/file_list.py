@@ -43,7 +43,7 @@ _MOST_BYTES, _LONGEST = 2**29, 5_000
 _MOST_LINES = 2**24
 _MOST_CLASS_BYTES = 2**24
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-# Maximum number of rows of a table that `check_data` shows.
+# Maximum number of rows that `check_data` shows of a table.
 _EXAMPLES = 3
 
 
@@ -53,8 +53,8 @@ def open_list(ref: SplitRef) -> Split:
   wanted = _named_lists(ref, lists)
   files = (path for path in root.iterdir() if path.name.lower() == CLASSES)
   stated = _read_classes(next(files, root / CLASSES))
-  # `naming` holds the lists whose labels name the classes. It is empty if
-  # classes.txt or the names of several label columns name the classes.
+  # `naming` holds the lists whose labels name the classes. It is empty if names
+  # come from classes.txt or, for several label columns, from the column names.
   naming = [_TRAIN] if _TRAIN in lists else [*lists]
   if stated or "," in ref.label:
     naming = []
@@ -235,7 +235,7 @@ def _names(lists: Sequence[_List], root: pathlib.Path) -> Sequence[str]:
     )
   except DataError as error:
     raise BrokenDataError(
-      f"the lists: {error}. Names can be listed in the lines of {CLASSES}."
+      f"the lists: {error}. Names can be listed in {CLASSES}, one per line."
     ) from None
   labels.tell_of_numbers(names, messages.utf8(str(root)))
   return names
@@ -246,8 +246,8 @@ def _encoded(
 ) -> np.ndarray:
   """Return the labels of a list, encoded as in `Split.labels`.
 
-  Without classes.txt, the labels in the list at the path `naming` define the
-  classes. An error about a label in another list then contains this path.
+  Without classes.txt, the list at the path `naming` defines the classes. Then
+  an error about a label in another list also names the path `naming`.
   """
   try:
     return encode.all(file_list.labels.values(), file_list.place)
@@ -288,8 +288,9 @@ def _parsed(line: bytes, kind: Kind) -> tuple[str, Label]:
   if not label or not re.fullmatch(pattern, label[0]):
     raise ValueError(
       f"{messages.brief(os.fsdecode(line))}, expected PATH {name}, such as "
-      f"'images/1.jpg {example}'. (If the folder has no {CLASSES}, every .txt "
-      "file in the folder is read as a list.)"
+      f"'images/1.jpg {example}'. If this file is not a list, move it to "
+      f"another folder: without {CLASSES} and a list named train, every .txt "
+      "file in the folder is read as a list."
     )
   path, label_parts = os.fsdecode(file), parts(os.fsdecode(label[0]))
   if kind.numbers:

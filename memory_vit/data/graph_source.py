@@ -17,8 +17,8 @@ from memory_vit.data.source import (
   Preparation,
 )
 
-# Function: index of an example, int64 () -> (its encoded image, its label). The
-# image is a string (). The function is called eagerly and in graphs of tf.data.
+# Maps the index of an example, int64 (), to (encoded image, label). The image
+# is a scalar string tensor. The function runs eagerly and in tf.data graphs.
 Fetch = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 _Graph = Callable[[tf.Tensor, tf.Tensor], tuple[Any, tf.Tensor]]
 
@@ -28,8 +28,8 @@ class GraphSource:
   """Source of examples that a TensorFlow function reads."""
 
   fetch: Fetch
-  # {preparation: traced function}. If an image of a batch is broken, two more
-  # pipelines are built, which then need not trace the function again.
+  # {preparation: traced function}. All pipelines share the traced functions: if
+  # an image of a batch is broken, two more pipelines are built.
   _graphs: dict[Preparation, _Graph] = dataclasses.field(
     default_factory=dict, init=False, repr=False
   )

@@ -235,7 +235,7 @@ def _starts_with(encoded: tf.Tensor, magic: bytes) -> tf.Tensor:
 def _possible(shape: tf.Tensor, resized: tf.Tensor, side: int) -> tf.Tensor:
   """Return `resized`, the new (height, width) of an image, after two checks.
 
-  The checks raise if the sides in `shape`, the present (height, width), differ
+  `shape` is the present (height, width). The checks raise if its sides differ
   too much, or if the resized image would have too many pixels.
   """
   shape = tf.cast(shape, tf.float32)
@@ -273,7 +273,7 @@ def _pillow_rgb(encoded: bytes) -> np.ndarray:
 def _pillow_view(
   image: tf.Tensor, preprocessing: EvalPreprocessing
 ) -> tf.Tensor:
-  """Return `view.eval_view` of an image; TensorFlow lacks filters of Pillow."""
+  """Prepare an image by `view.eval_view`, whose filters TensorFlow lacks."""
 
   def prepare(pixels: np.ndarray) -> np.ndarray:
     return view.eval_view(pixels, preprocessing)

@@ -48,12 +48,13 @@ def split_of(
   `irregular` is {path: why the image cannot be read}.
   """
   where = {file: os.path.join(root, file) for file, _ in labelled}
-  # Give an irregular file, such as a pipe, the path b"": a read could block.
+  # An irregular file (such as a pipe) gets the path b"", because reading the
+  # file could block.
   names = [
     b"" if file in irregular else os.fsencode(where[file])
     for file, _ in labelled
   ]
-  # Import TensorFlow only here, after errors in paths: the import is slow.
+  # The import of TensorFlow is slow, so errors in paths are raised before it.
   tf = quiet_tensorflow.tf
   paths = tf.constant(names)
   dtype = KINDS[ref.kind].target_type
@@ -117,7 +118,7 @@ def _kind(path: str) -> str:
 
 
 def _reader(names: Sequence[bytes]) -> Callable[[tf.Tensor], tf.Tensor]:
-  """Return a function: path of a file, string () -> its content, string ()."""
+  """Return a function that maps a path to a file's content, both string ()."""
   try:
     b"".join(names).decode("utf-8")
   except UnicodeDecodeError:
@@ -126,7 +127,7 @@ def _reader(names: Sequence[bytes]) -> Callable[[tf.Tensor], tf.Tensor]:
 
 
 def _read_in_python(path: tf.Tensor) -> tf.Tensor:
-  """Return a file's bytes; TensorFlow's errors cannot name non-UTF-8 paths."""
+  """Read a file in Python: TensorFlow's errors cannot name non-UTF-8 paths."""
 
   def read(path: bytes) -> bytes:
     with open(path, "rb") as file:

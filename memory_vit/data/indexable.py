@@ -184,5 +184,5 @@ def pair_of(example: Any, keys: tuple[str, str]) -> tuple[Any, Any]:
   kind = type(example).__name__
   raise DataError(
     f"the example is of type {kind}, expected (image, label) or a dictionary; "
-    "a whole data set may also be the tuple (images, labels)"
+    "to give all images and all labels at once, use the tuple (images, labels)"
   )

@@ -158,7 +158,11 @@ class Encoder:
       )
 
   def __call__(self, label: Label) -> int | np.ndarray:
-    """Return a class index or an array (c,); errors begin with "its label"."""
+    """Return a class index or an array (c,).
+
+    The text of an error begins with "its label", to follow the name of an
+    example.
+    """
     count = len(self.names)
     if isinstance(label, int | str):
       return self._number(label)
@@ -173,8 +177,8 @@ class Encoder:
     row[[self._number(item) for item in label]] = 1
     if row.sum() < len(label):
       raise DataError(
-        f"its label is {messages.brief(label)}, which has one label twice (for "
-        f"multi-hot labels, {_ONE_FOR_EACH})"
+        f"its label is {messages.brief(label)}, which has one label twice. If "
+        f"the label is multi-hot, {_ONE_FOR_EACH}"
       )
     return row
 

@@ -23,7 +23,7 @@ from memory_vit.runtime.messages import escaped
 
 logger = logging.getLogger(__name__)
 
-# Each time limit takes a thread, so this number of examples share one limit.
+# Number of examples that share a time limit, because a limit takes a thread.
 _AT_ONCE = 64
 # Maximum number of unreadable examples that a message lists.
 _SHOWN = 20
@@ -127,7 +127,7 @@ class Split:
     if self.embedded:
       raise DataError(
         f"{self} holds embeddings and no images: set config.cache.what to "
-        "'features', which can train only heads and probes."
+        "'features'. Only heads and probes can be trained on features."
       )
 
   def single_class(self) -> str:

@@ -22,8 +22,8 @@ def marked(encoded: tf.Tensor) -> tf.Tensor:
     & (tf.strings.substr(encoded, end, 2) == jpeg.END)
   )
 
-  # Call Python only if a file may need a mark of its EXIF orientation: a call
-  # is slow, as it takes 20 % of the time of a training crop of a small JPEG.
+  # Call Python only for files that may have an EXIF orientation or may be cut:
+  # for a small JPEG, a call takes 20 % of the time of a training crop.
   def with_mark() -> tf.Tensor:
     (mark,) = python_op.call(_needed_mark, [encoded], [tf.string])
     return tf.strings.join([mark, encoded])

@@ -23,7 +23,7 @@ from memory_vit.runtime import messages
 
 logger = logging.getLogger(__name__)
 
-# Number of records whose labels share a time limit.
+# Number of records whose labels are read under one common time limit.
 _AT_ONCE = 256
 
 
@@ -62,7 +62,7 @@ def _readable_labels(split: Split) -> np.ndarray:
     if isinstance(label, ExampleError):
       split.mark_unreadable({index: str(label)})
     elif index not in split.unreadable:
-      # For error messages, `[index].__getitem__` maps place 0 to `index`.
+      # Check a single label. If it is wrong, the error names example `index`.
       split.check_labels(np.asarray(label)[None], [index].__getitem__)
       readable.append(label)
   if not readable:
@@ -116,7 +116,7 @@ def _of_each_class(split: Split, subset: Subset) -> list[int]:
 
 
 def _order(split: Split, seed: int) -> Iterator[int]:
-  """Yield all indices that are not known as unreadable, shuffled by `seed`."""
+  """Yield all indices not known to be unreadable, shuffled by `seed`."""
 
   def key(index: int) -> bytes:
     return hashlib.sha256(f"{seed} {index}".encode()).digest()

@@ -140,8 +140,8 @@ def _found(
         "config.data.path names the column of paths "
         f"(by default {_PATH!r}), and config.data.label names the columns of "
         f"labels (by default {_LABEL!r}). If this file is no list of images, "
-        "move it elsewhere: without classes.txt and a list 'train', every "
-        "table in the folder is read as a list of images."
+        "move it elsewhere: if a folder has neither classes.txt nor a list "
+        "'train', every table in the folder is read as a list of images."
       )
     names += same
   return names

@@ -35,8 +35,8 @@ from memory_vit.data.tfrecord import Shard
 from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.runtime.messages import named
 
-# Refuse files that are too small for the number of examples in the metadata: an
-# example takes at least 32 bytes. Up to 100,000 missing examples are tolerated.
+# An example takes at least 32 bytes in a file. Refuse files if the metadata
+# states over 100,000 examples more than the files can hold.
 _LEAST_BYTES, _LOST_AT_MOST = 32, 100_000
 
 # Advice on TFDS builders that are known to fail, or that need a user's files.
@@ -147,7 +147,7 @@ def _data_files(
   parts: Sequence[tuple[str, slice]],
   shards: Sequence[Shard],
 ) -> DataFiles:
-  """Return the local files of a split, with TFDS's metadata as facts."""
+  """Return the local files of a split, and TFDS's metadata as `facts`."""
   info = builder.info
   checksums = info.as_proto.download_checksums
   facts = {
@@ -163,7 +163,8 @@ def _data_files(
   }
   if ref.label:
     facts["label"] = ref.label
-  # Leave out the kind "classes": facts from older versions have no kind.
+  # Leave out the kind "classes": then the facts equal those of older versions,
+  # which recorded no kind.
   if ref.kind != SplitRef.kind:
     facts["kind"] = ref.kind
   files = {
@@ -355,11 +356,11 @@ def _check_cache(
   )
   if needed > ref.cache_gib * 2**30:
     raise DataError(
-      f"{ref} takes {needed / 2**30:.1f} GiB. The split is read into memory, "
-      f"because {builder.info.file_format.value} files have no random access, "
-      "but config.data.cache_gib (--cache_gib of `evaluate`) allows "
-      f"{ref.cache_gib:g} GiB. "
-      "Raise this limit, or convert the files once: `tfds convert_format "
+      f"{ref} takes {needed / 2**30:.1f} GiB, but config.data.cache_gib "
+      f"(--cache_gib of `evaluate`) allows {ref.cache_gib:g} GiB. The split is "
+      f"read into memory, because {builder.info.file_format.value} files have "
+      "no random access. "
+      "Raise the limit, or convert the files once: `tfds convert_format "
       f"--dataset_version_dir={builder.data_dir} "
       "--out_file_format=array_record` (needs `pip install apache-beam "
       "mlcroissant`)."
@@ -400,7 +401,7 @@ def _read_all(
   """Read a split into memory, in the order of its files.
 
   Return (images, labels, {index: reason} of unreadable examples). Images are
-  encoded, string (n,), and b"" if unreadable. Labels are as in `Split`.
+  encoded, string (n,); an unreadable image is b"". Labels are as in `Split`.
   """
   features = builder.info.features
   dataset = builder.as_dataset(

@@ -61,7 +61,7 @@ class _Computed:
 
   Attributes:
     needs: paths of the features, such as "objects/size".
-    label: function: example -> class, ().
+    label: returns the class of an example, as a tensor of shape ().
     class_names: names of the classes.
   """
 
@@ -315,8 +315,8 @@ def _binned(key: str, old: int, new: int) -> _Computed:
   )
 
 
-# Labels of VTAB that are computed from features or from one of several
-# ClassLabels: {value of `config.data.label`: label}.
+# Labels of VTAB that are computed from other features of an example:
+# {value of `config.data.label`: label}.
 VTAB_LABELS: Mapping[str, _Computed] = {
   "clevr_count": _Computed(
     ("objects/size",), _clevr_count, tuple(map(str, range(3, 11)))

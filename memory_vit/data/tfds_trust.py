@@ -23,8 +23,8 @@ _INFO = "dataset_info.json"
 _FILES = {"features.json": 2**20, _INFO: 16 * 2**20}
 # Maximum depth of JSON; each nested feature takes four levels.
 _MAX_DEPTH = 64
-# JSON keys whose values are names of Python classes: two spellings of protobuf,
-# and the key of older versions of TFDS.
+# JSON keys whose values are names of Python classes. protobuf accepts the first
+# two; the third is from older versions of TFDS.
 _CLASS_KEYS = ("pythonClassName", "python_class_name", "type")
 _EXPECTED = "the name is not valid, expected NAME[/CONFIG][:VERSION]."
 _ADVICE = "If you trust the author of the data set, give --trust_data_code."

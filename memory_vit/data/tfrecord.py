@@ -47,8 +47,8 @@ def read(shard: Shard) -> Iterator[bytes | CorruptRecord]:
   end = shard.skip + shard.take
   for i, record in enumerate(itertools.islice(_records(shard.path), end)):
     if isinstance(record, CorruptRecord):
-      # Add the number of the last good record to the reason. All lost records
-      # are the same object `record`, so create one new object for all of them.
+      # Add the number of the last good record to the reason. `_records` repeats
+      # one object for all lost records, so repeat one new object for them, too.
       if again is None or again[0] is not record:
         named = f"{record.reason}; last good record: {last_good}"
         again = record, CorruptRecord(named)

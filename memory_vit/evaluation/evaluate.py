@@ -104,7 +104,7 @@ def _as_asked(
 
 
 def _with_bits(batch: dict[str, Any]) -> dict[str, Any]:
-  """Return `batch`; make float64 labels raw bits, as devices round float64."""
+  """Return `batch` with float64 labels as bits, as devices would round them."""
   label = batch["label"]
   if label.dtype != np.float64:
     return batch

@@ -66,7 +66,7 @@ class _Hint:
   kind: str = "classes"
 
 
-# Error text about a task without data, with the options that would name data.
+# Error text about a task without usable data: it names the options to give.
 _Missing = str
 
 
@@ -131,9 +131,9 @@ def choose(
     more = len(missing) - _LISTED
     shown = missing[:_LISTED] + ([f"and {more} more"] if more > 0 else [])
     raise TaskError(
-      "the command line must name the data, since tasks may not choose what is "
-      f"opened. Missing options: {'; '.join(shown)}. Or give --data_root=DIR "
-      "with a directory that you trust: tasks may open all data below it."
+      "data that only a task names are not opened, because anybody may have "
+      f"written the task. Missing options: {'; '.join(shown)}. Or give "
+      "--data_root=DIR, to let tasks open all data below this directory."
     )
   return chosen, original
 
@@ -175,8 +175,9 @@ def _of_backbone(
 ) -> Upstream | _Missing | None:
   """Return the data for the original head, an error text, or None.
 
-  If no option names these data, the first task that names them is used. Return
-  None if nothing names them, or if an option gives an empty name.
+  The data are those that an option names, or else those that the first task
+  with such data names. Return None if nothing names data, or if the option
+  --data=backbone= leaves them out.
   """
   if flags.data.get(BACKBONE) == "":
     return None
@@ -203,8 +204,8 @@ def _ref(
 ) -> SplitRef | _Missing:
   """Return the split to evaluate, or an error text about missing options.
 
-  The data set is the one in `flags` for `owner`. If there is none, it is
-  `common`; if `common` is None, it is the one in `hint`, if that may be opened.
+  `flags` or else `common` name the data set of `owner`. If neither does, the
+  data set in `hint` is taken if it may be opened.
   """
   name = flags.data.get(owner, common)
   directory = flags.directories.get(owner, flags.directories.get(""))

@@ -34,8 +34,8 @@ from memory_vit.tasks.program import encode, make_program
 from memory_vit.tasks.split_forward import Logits
 
 Images = Float[Array, "b side side 3"]
-# Allowed difference between a task's logits with and without other tasks in the
-# pass, as a share of the greatest logit: other tasks change rounding of sums.
+# Other tasks in a pass change how a task's sums are rounded. The task's logits
+# may change by this share of the greatest logit.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
 
 
@@ -130,7 +130,7 @@ class Evaluator:
       self._preprocessing,
       kinds=kinds | {f"{name} alone": kinds[name] for name in names},
       also=["predictions"] if predictions else [],
-      # Tasks evaluated alone need no predictions: only scores are compared.
+      # Of "NAME alone", only the score is used, so it needs no predictions.
       predictions_of=names,
     )
     results = {}
@@ -237,12 +237,12 @@ class Evaluator:
 
 
 def require_comparable(specs: Sequence[TaskSpec]) -> None:
-  if not all(spec.learned.composes for spec in specs):
+  if alone := [spec for spec in specs if not spec.learned.composes]:
     raise ConfigError(
-      f"--verify needs tasks that can share a pass, but {specs[0].name!r} has "
-      f"the regime {specs[0].regime!r}, which needs a separate pass. "
-      "Leave out --verify (in Python: verify=True and "
-      "Evaluator.upstream())."
+      f"--verify needs tasks that can share a pass, but {alone[0].name!r} has "
+      f"the regime {alone[0].regime!r}, which needs a separate pass. "
+      "Leave out --verify; in Python, leave out verify=True and calls of "
+      "Evaluator.upstream()."
     )
 
 

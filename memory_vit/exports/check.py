@@ -177,8 +177,9 @@ def require_within(
   if problems:
     raise ExportError(
       "outputs of the exported model differ from mv.forward: "
-      f"{'; '.join(problems)}, as a share of the greatest output. Nothing was "
-      "written: give another --format, and report this as a bug."
+      f"{'; '.join(problems)}. These numbers are shares of the greatest "
+      "output. Nothing was written: give another --format, and report this as "
+      "a bug."
     )
 
 

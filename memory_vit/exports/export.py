@@ -196,7 +196,7 @@ def _image_tensor(exported: ExportedModel, images: ImageInput) -> Tensor:
 def _export_arrays(
   backbone: Backbone, tasks: compose.TasksLike, place: Path, format: str
 ) -> ExportReport:
-  """Write arrays, in a format that stores no function; return the report."""
+  """Export to `format`, which stores only arrays; return the report."""
   chosen = compose.task_tuple(tasks)
   if not chosen:
     raise TaskError("there is no task to export.")

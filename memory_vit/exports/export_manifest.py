@@ -69,7 +69,8 @@ class ExportReport:
   format: str
   dtype: str  # compute dtype of the model
   backbone: Mapping[str, Any]  # fields of `BackboneId`
-  preprocessing: Mapping[str, Any]  # `EvalPreprocessing`, with descriptions
+  # Fields of `EvalPreprocessing`, and descriptions of resizing and scaling.
+  preprocessing: Mapping[str, Any]
   tasks: Sequence[Mapping[str, Any]]
   activation: bool = False  # whether outputs pass through `TaskKind.activate`
   # {name: signature}; {} if the format stores only arrays, and no function.

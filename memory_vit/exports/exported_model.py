@@ -21,8 +21,8 @@ from memory_vit.tasks.program import Program, make_program
 from memory_vit.tasks.split_forward import Logits
 
 Weights = tuple[Backbone, Program]
-# Minimum ratio of the standard deviation of predicted values to their mean,
-# because float32 has only 7 decimal digits.
+# Minimum ratio of the standard deviation of predicted values to their mean.
+# With its 7 decimal digits, float32 cannot represent a smaller spread.
 _LEAST_SPREAD = 1e-5
 
 
@@ -33,8 +33,8 @@ class ExportedModel:
   backbone: Backbone
   tasks: tuple[Task, ...]  # tasks that share one pass, or a single task
   program: Program
-  # The exported arrays. Backbone parameters that a task has trained replace the
-  # backbone's parameters.
+  # The exported arrays. If a task has trained parameters of the backbone, they
+  # are exported instead of the original parameters.
   weights: Weights
   activation: bool = False  # whether outputs pass through `TaskKind.activate`
 
@@ -146,7 +146,7 @@ def _require_float32(name: str, kind: TaskKind) -> None:
 
 
 def _with_own_backbone(backbone: Backbone, program: Program) -> Weights:
-  """Return (backbone, program); tasks' backbone weights are in the backbone."""
+  """Move the backbone weights of tasks into the backbone; return both parts."""
   params, alone = backbone.params, []
   for task in program.alone:
     params = {**params, **task.params.get("backbone", {})}

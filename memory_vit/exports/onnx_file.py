@@ -80,7 +80,7 @@ def require_installed() -> ModuleType:
   except ModuleNotFoundError as error:
     raise ExportError(
       f"{not_installed('--format=onnx', error.name, 'onnx')} && "
-      f"{INSTALL_CONVERTER} (docs/export.md of the repository says why)."
+      f"{INSTALL_CONVERTER} (docs/export.md explains --no-deps)."
     ) from error
   return jax2onnx
 

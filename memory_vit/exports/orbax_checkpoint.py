@@ -64,7 +64,8 @@ def without_tracebacks() -> Iterator[None]:
   sys.unraisablehook = show_others
   try:
     yield
-    # Skipped after an error, so that `show_others` silences pending writes.
+    # After an error, this line is skipped: `show_others` stays, and silences
+    # the tracebacks of pending writes.
     sys.unraisablehook = hook
   finally:
     log.setLevel(level)

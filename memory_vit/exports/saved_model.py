@@ -172,7 +172,7 @@ def _view(exported: ExportedModel) -> Callable[[Any], Any]:
 def _each(
   tf: Any, function: Callable[[Any], Any], batch: Any, side: int
 ) -> Any:
-  """Return images (b, side, side, 3): `function` of each image or file."""
+  """Apply `function` to each image or file; return (b, side, side, 3)."""
   spec = tf.TensorSpec((side, side, 3), tf.float32)
   prepared = tf.map_fn(function, batch, fn_output_signature=spec)
   return tf.ensure_shape(prepared, (None, side, side, 3))

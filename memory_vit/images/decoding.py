@@ -168,16 +168,17 @@ def require_size(
     raise DataError(f"the image has {width} x {height} pixels, {most}")
   if max(width, height) > MAX_SIDE:
     raise DataError(
-      f"the image has {width} x {height} pixels, a side of more than {MAX_SIDE}"
+      f"the image has {width} x {height} pixels, expected at most {MAX_SIDE} "
+      "on each side"
     )
 
 
 def _weight(image: ImageFile.ImageFile) -> float:
   """Return the decoding time per pixel of an image, relative to an RGB PNG.
 
-  Raise `DataError` if the image is too large. A run-length encoded image has a
-  lower maximum size. Alpha, interlacing and 16 bits do not lower the maximum:
-  they only increase the result.
+  Raise `DataError` if the image is too large. The maximum size is lower for
+  run-length encoded images. Alpha, interlacing and 16 bits do not lower the
+  maximum size: they only increase the decoding time.
   """
   if (
     image.format == "BMP" and image.info.get("compression") in _RUN_LENGTH_KINDS

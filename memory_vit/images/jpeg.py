@@ -15,8 +15,8 @@ EXIF = b"Exif\0\0"
 END = b"\xff\xd9"
 # Maximum number of scans: common encoders write at most about 15.
 MAX_SCANS = 64
-# Up to this number of scans, `Outline.weight` is 1: even a JPEG of 12 scans and
-# 64 megapixels, the maximum, is decoded in 2 s.
+# Up to this number of scans, `Outline.weight` is 1: a JPEG of 12 scans is
+# decoded in 2 s, even with the maximum of 64 megapixels.
 _USUAL_SCANS = 12
 # Maximum number of segments; large color profiles and previews take hundreds.
 MAX_SEGMENTS = 10_000

@@ -91,7 +91,7 @@ def _prepare_encoded(
   if len(encoded) > MAX_FILE_BYTES:
     raise DataError(f"the file has more than {MAX_FILE_BYTES / 2**20:g} MiB")
   needed = _needed(io.BytesIO(encoded), preprocessing, memory)
-  # Count only Pillow's copy, because `encoded` is already in memory.
+  # Count Pillow's copy of `encoded`; `encoded` itself is already in memory.
   with memory.taken(len(encoded) + needed):
     return _decoded(encoded, preprocessing)
 
@@ -116,7 +116,7 @@ def _prepare_pixels(
 def _needed(
   file: BinaryIO, preprocessing: EvalPreprocessing, memory: MemoryLimit
 ) -> int:
-  """Return `bytes_needed` of a file; only one thread at a time computes it."""
+  """Call `bytes_needed`, but only in one thread at a time."""
   with memory.header:
     return bytes_needed(file, preprocessing)
 
@@ -155,7 +155,7 @@ def bytes_needed(file: BinaryIO, preprocessing: EvalPreprocessing) -> int:
   head = file.read(_HEAD)
   try:
     kind, width, height = decoding.header(head)
-  except DataError:  # a large color profile may push the size out of `head`
+  except DataError:  # width and height may come after a long color profile
     kind, width, height = decoding.header(head + file.read())
   decoding.require_size(width, height)
   decoded = width * height * _BYTES_PER_PIXEL[kind]

@@ -166,7 +166,8 @@ def bilinear(
   """Resize pixels to `shape`, but compute only rows `y` and columns `x`."""
   rows = _neighbors(pixels.shape[0], shape[0], y)
   columns = _neighbors(pixels.shape[1], shape[1], x)
-  # Interpolate along each old row that is needed, then between these rows.
+  # Interpolate along each row of `pixels` that the result needs, then between
+  # these rows.
   needed, place = np.unique((rows.lower, rows.upper), return_inverse=True)
   lower, upper = place.reshape(2, -1)
   if not pixels.flags.c_contiguous:  # a rotated view: copy the needed rows

@@ -53,7 +53,7 @@ def batch_sums(
   largest, best = top_classes(logits, 5)
   # For NaN logits `top_k` returns the first classes, which must not be hits.
   finite = jnp.isfinite(logits).all(axis=-1)
-  # A logit of -inf for a wrong class gives a finite loss: set this loss to NaN.
+  # If a wrong class has the logit -inf, the loss may be finite: set it to NaN.
   loss = jnp.where(finite, loss, jnp.nan)
   hits = (best == labels[:, None]) * (mask * finite)[:, None]
   classes = jax.nn.one_hot(labels, logits.shape[-1]) * mask[:, None]
@@ -62,7 +62,7 @@ def batch_sums(
   edges = jnp.linspace(0, 1, BINS + 1)[1:-1]
   bins = jax.nn.one_hot(jnp.searchsorted(edges, confidence), BINS)
   of_bins = jnp.stack([mask * confidence, top1])
-  # Replace NaN before the product with the one-hot `bins`: NaN times 0 is NaN.
+  # Set NaN to 0 before multiplying by the one-hot `bins`: NaN times 0 is NaN.
   of_bins = jnp.where(finite[None], of_bins, 0)
   accepted = mask * finite * (largest[:, 0] >= unknown)
   return {

@@ -24,7 +24,8 @@ from sklearn.model_selection import KFold, StratifiedKFold
 from memory_vit.errors import DataError
 
 # Penalties of ridge regression, as multiples of the mean squared singular value
-# of the centered features. On our test bed, no best penalty is near an end.
+# of the centered features. On our test bed, the best penalty is never near the
+# smallest or the largest one.
 _PENALTIES = np.logspace(-5, 3, 17)
 FOLDS = 5
 

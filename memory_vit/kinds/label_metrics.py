@@ -137,7 +137,7 @@ def evaluation_of(
 def _column(
   predictions: LabelPredictions, label: int
 ) -> tuple[Bool[np.ndarray, " n"], Float64[np.ndarray, " n"]]:
-  """Return, for each counted example, presence of the label, and a score.
+  """Return, for each counted example, whether it has the label, and a score.
 
   A score is the probability of the label, or -1 if an output is not finite.
   """
@@ -149,7 +149,7 @@ def _column(
 def _ranking(
   predictions: LabelPredictions, label: int
 ) -> tuple[Bool[np.ndarray, " n"], np.ndarray, Float64[np.ndarray, " n"]]:
-  """Return, for each counted example, presence of the label, output, score.
+  """Return, for counted examples, arrays: has the label, output, score.
 
   Outputs rank the examples, because different outputs may have equal scores.
   """
@@ -164,7 +164,7 @@ def _ranked(
   outputs: Float[np.ndarray, " n"],
   scores: Float64[np.ndarray, " n"],
 ) -> tuple[float, float]:
-  """Return average precision and best threshold; `right` contains a True."""
+  """Return average precision and best threshold; `right` must have a True."""
   order = np.argsort(-outputs)
   hits = right[order].cumsum()
   last = _last_of_equal(outputs[order])
@@ -197,8 +197,8 @@ def _best_threshold(
 def _between(below: np.float32, lowest: np.float32) -> float:
   """Return a threshold about halfway between two scores.
 
-  The threshold lies just above the midpoint of two adjacent float32 numbers, so
-  that no probability crosses the threshold when it is rounded to float32.
+  Rounding a probability to float32 must not move it across the threshold, so
+  the threshold lies just above the midpoint of two adjacent float32 numbers.
   """
   middle = np.float32((float(below) + float(lowest)) / 2)
   cut = max(middle, np.nextafter(below, lowest))

@@ -12,7 +12,8 @@ import numpy as np
 from memory_vit.kinds.kind import HeldOut
 from memory_vit.kinds.scores import Evaluation
 
-# Devices would round float64 targets, so their bits are passed in this dtype.
+# Devices would round float64 targets, so the bits of the targets are passed in
+# this dtype.
 BITS = np.dtype(np.uint32)
 
 

@@ -50,7 +50,7 @@ _PARTS = {
   "parents' class tokens": ("#f0e442", "////"),
   "parents' memory": ("#d55e00", "////"),
 }
-# Maximum number of characters per inch of a title.
+# Maximum number of characters in a line of a title, per inch of the figure.
 _CHARACTERS = 11
 # Maximum number of columns of a heat map with numbers; maximum number of ticks.
 _MOST_NUMBERS, _MOST_TICKS = 13, 24
@@ -248,7 +248,7 @@ def _pictures(images: np.ndarray, *counts: int) -> list[np.ndarray]:
     if count != len(images):
       raise DataError(
         f"the number of images is {len(images)}, but attention, rollouts or "
-        f"titles are for {count}: expected all of these for the same images."
+        f"titles are for {count} images: expected equal numbers."
       )
   times = math.ceil(_SIDE / images.shape[1])
   return list(images.repeat(times, axis=1).repeat(times, axis=2))

@@ -173,7 +173,7 @@ def remove_cells(
     names = [names] if isinstance(names, str) else list(names)
   if not names:
     raise TaskError(
-      "there is no task of classes with memory cells that could be removed."
+      "no task of classes has memory cells that could be removed."
     )
   for name in names:
     _require_classes(compose.with_parents(tasks, name)[0], source)

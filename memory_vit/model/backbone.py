@@ -92,7 +92,7 @@ class Backbone:
 
   @functools.cached_property
   def _ready(self) -> list[Any]:
-    """Cache of `for_programs`: first [], then [leaves of `params`, result]."""
+    """Cache: [leaves of `params`, result of `for_programs`]; [] if unused."""
     return []
 
   @property
@@ -191,7 +191,7 @@ def backbone_shapes(config: ViTConfig) -> dict[str, Any]:
 
 def rounded(backbone: Backbone) -> Backbone:
   """Round kernels to the compute dtype; outputs stay bitwise identical."""
-  # `products.einsum` would round these kernels anyway; heads stay float32.
+  # `products.einsum` rounds all kernels but those of heads, so skip heads.
   flat = trees.flatten(backbone.params)
   for name, array in flat.items():
     if name.endswith("kernel") and name.split("/")[0] not in _HEAD:
@@ -200,11 +200,11 @@ def rounded(backbone: Backbone) -> Backbone:
 
 
 def _transposed(params: dict[str, Any], dtype: str) -> dict[str, Any]:
-  """Return `params`, with the dense kernels below the head transposed."""
+  """Return a copy of `params`; transpose kernels in all layers but the head."""
   flat = trees.flatten(params)
   for name in trees.flatten(trunk(params)):
     layer = name.removesuffix("kernel")
-    # Skip NumPy arrays: if one changed in place, `_ready` would be stale.
+    # Skip NumPy arrays: `_ready` would not notice a change in place.
     if layer != name and isinstance(flat[name], jax.Array):
       outputs = flat[layer + "bias"].size
       matrix = jnp.asarray(flat.pop(name), dtype).reshape(-1, outputs)

@@ -132,7 +132,7 @@ def _normed(
   c: Float[Array, "b t d"],
   z: Float[Array, "b t d"],
 ) -> Float[Array, "b t d"]:
-  """Return what all hooks make of `z`, the output of LayerNorm `i` for `c`."""
+  """Pass `z`, the output of LayerNorm `i` for tokens `c`, through all hooks."""
   for part in parts:
     z = part.after_norm(i, c, z)
   return z
@@ -212,7 +212,10 @@ class Encoder(nn.Module):
     return self.pre_norm(x) if self.config.pre_norm else x
 
   def _angles(self, tokens: int, behind: int = 0) -> Rotation | None:
-    """Return RoPE's `Rotation`, if any; `behind` tokens follow the patches."""
+    """Return the `Rotation` of `tokens` tokens; None without RoPE.
+
+    The last `behind` of these tokens follow the patches.
+    """
     before = tokens - behind - self.config.num_patches
     return rotation(self.config, before, behind)
 

@@ -48,9 +48,9 @@ def _product(
 
 
 def _widened(*operands: Array) -> tuple[Array, ...]:
-  """Return float32 operands: XLA for CPUs fails on some bfloat16 products."""
-  # These products compile, but fail at run time ("Unsupported element type for
-  # DotThunk"). With jax 0.11, the backward pass still has this error.
+  """Widen operands to float32: XLA for CPUs fails on some bfloat16 products."""
+  # Such products compile, but fail at run time ("Unsupported element type for
+  # DotThunk"). With jax 0.11, products of the backward pass still fail.
   return tuple(a.astype(jnp.float32) for a in operands)
 
 

@@ -245,7 +245,8 @@ class TaskSpec:
 
 # `provenance` is left out of the pytree: its metrics do not hold for changed
 # parameters, and if it were static, tasks could not share compiled programs.
-# If `dataclass` ran first, jax would require `drop_fields`, new in jax 0.8.
+# `register_dataclass` runs before `dataclass`, because it refuses a dataclass
+# with a field that is not in the pytree.
 @dataclasses.dataclass(frozen=True, eq=False)  # arrays cannot be compared by ==
 @functools.partial(
   jax.tree_util.register_dataclass, data_fields=["params"], meta_fields=["spec"]

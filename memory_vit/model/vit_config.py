@@ -24,7 +24,7 @@ from typing import Any
 from memory_vit.errors import ConfigError
 from memory_vit.runtime.dtypes import Precision
 
-# Prefix of the variant of a randomly initialized backbone.
+# Prefix of the name of a randomly initialized backbone, such as "random:B/32".
 RANDOM = "random:"
 # Limits of an image's side, in pixels: at 2,048, a ViT-B/16 has 16,384 tokens,
 # whose attention takes 13 GB per image.

@@ -10,8 +10,8 @@ from memory_vit.errors import DataError
 from memory_vit.images.view import to_levels
 from memory_vit.runtime.messages import escaped
 
-# Number of characters of a title that fit in an inch; maximum number of lines
-# into which one line of a title is wrapped.
+# Number of characters of a title that fit in an inch. A longer line of a title
+# is wrapped into at most `_LINES` lines.
 _CHARACTERS, _LINES = 12.6, 2
 
 

@@ -37,7 +37,7 @@ def png(figure: Figure) -> bytes:
 
 @contextlib.contextmanager
 def _letters_as_boxes() -> Iterator[None]:
-  """Replace warnings about letters drawn as boxes by one line in the log."""
+  """Log one line instead of a warning for each letter drawn as a box."""
   with warnings.catch_warnings(record=True) as caught:
     warnings.filterwarnings("always", _NO_GLYPH)
     yield

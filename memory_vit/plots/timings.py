@@ -25,8 +25,8 @@ def timing_bars(seconds: Mapping[str, float], *, title: str) -> Figure:
   values = np.array(list(seconds.values()), np.float64)
   if not len(values) or not (np.isfinite(values) & (values > 0)).all():
     raise DataError(
-      f"the times are {list(values)}, expected at least one time, and only "
-      "finite times above 0."
+      f"the times are {list(values)}, expected one or more finite numbers "
+      "above 0."
     )
   figure = Figure(figsize=(8, 0.9 + 0.4 * len(values)), layout="constrained")
   axes = figure.subplots()

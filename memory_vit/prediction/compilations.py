@@ -25,7 +25,8 @@ class _Running(threading.local):
     self.tallies: list[Tally] = []
 
 
-# Each thread has its own tallies: JAX calls `_note` in the compiling thread.
+# Each thread has its own tallies, because JAX calls `_note` in the thread that
+# compiles.
 _RUNNING = _Running()
 
 

@@ -109,7 +109,7 @@ class FixedShapes:
     original: bool,
     features: bool,
   ) -> BatchOutputs:
-    """Return a batch's outputs, fetched once all computations are started."""
+    """Start all computations of a batch, then fetch and return its outputs."""
     config, params = self._backbone.config, self._backbone.for_programs
     images = jax.device_put(batch)
     summary = None

@@ -179,8 +179,8 @@ def with_replaced(
   readers = [
     child.name for child in by_slot.values() if name in child.spec.attends_to
   ]
-  # Compare digests here, because a task that attends to `name`, but has no
-  # `parent_digests`, would accept any parameters of `name`.
+  # Compare digests here: if a task attends to `name`, but has no
+  # `parent_digests`, `fitting` would accept any parameters of `name`.
   if readers and task.digest != by_slot[slot].digest:
     raise TaskError(
       f"task {name!r} cannot be replaced by a task with other parameters, "

@@ -58,7 +58,7 @@ def first_page(path: str | os.PathLike[str]) -> Path:
 
 
 def _require_names(names: Sequence[str]) -> None:
-  """Raise if there is no name, or if names of tasks are invalid or repeated."""
+  """Raise if `names` is empty, or if a name in it is invalid or repeated."""
   if not names:
     raise ConfigError("there is no evaluation: expected at least one.")
   for name in names:

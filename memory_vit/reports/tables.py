@@ -204,7 +204,7 @@ def write_values(folder: Path, evaluation: ValueEvaluation) -> None:
 def _cells(
   prefix: str, names: Sequence[str], rows: np.ndarray, missing: np.ndarray
 ) -> dict[str, pa.Array]:
-  """Return {title: column}; if `names` repeat, titles have indices instead."""
+  """Return {title: column}; if two names are equal, titles have indices."""
   names = [*map(escaped, names)]
   if len({*names}) < len(names):
     names = [*map(str, range(len(names)))]

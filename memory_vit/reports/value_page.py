@@ -73,7 +73,7 @@ class ValueEvaluation(TaskEvaluation):
 
   def _mistake_texts(self, number: int) -> tuple[str, str, str]:
     predictions = self.predictions
-    # A mistake shows only the value with the greatest error.
+    # Of all values of the image, show only the one with the greatest error.
     worst = int(self._errors[number].argmax())
     unit = predictions.kind.units[worst] if predictions.kind.units else ""
     name = f"{self.class_names[worst]} " if predictions.num_classes > 1 else ""

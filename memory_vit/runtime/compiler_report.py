@@ -88,7 +88,7 @@ def exchanged(text: str) -> dict[str, int]:
         continue
       channels.update(channel.groups() if channel else ())
       buffers = instruction.buffers
-      # Two "-start" operations return their operands before their results.
+      # Drop operands: two "-start" operations return them before the results.
       if kind[2] and kind[1] == "collective-permute":
         buffers = buffers[1:2]
       elif kind[2] and kind[1] == "all-gather":

@@ -154,7 +154,7 @@ def replacing_directory(
 def _move_away(
   path: Path, old: Path, foreign_file: Callable[[Path], str | None]
 ) -> str:
-  """Rename `path` to `old`; return why `path` must not be replaced, or ""."""
+  """Rename `path` to `old`; return "", or the reason not to replace `path`."""
   try:
     path.rename(old)
   except OSError as error:  # `path` is protected, or a mount point

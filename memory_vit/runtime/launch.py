@@ -165,8 +165,8 @@ def leaving() -> Iterator[None]:
   try:
     yield
   except BaseException as error:
-    # A process exits normally after success. Joined processes also do so after
-    # a request to stop, because all of them save the state and stop together.
+    # Exit normally after success. Joined processes also exit normally after a
+    # request to stop, because all of them save the state and stop together.
     usual: tuple[int | None, ...] = (None, 0)
     if jax.distributed.is_initialized():
       usual = (*usual, preemption.PREEMPTED, preemption.STOPPED)

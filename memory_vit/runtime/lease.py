@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 SILENCE = datetime.timedelta(minutes=2)
 RENEW_SECONDS = 30.0
-# Timeouts of one request, and of all its retries; in sum less than `SILENCE`.
+# Timeouts of one request and of all its retries. Their sum is below `SILENCE`.
 _REQUEST_SECONDS, _RETRY_SECONDS = 20, 60
 _MOST_READ = 400
 _OWNER = re.compile(r"(process [0-9]{1,20} on .{1,300}), [0-9a-f]{16}\n")
@@ -146,8 +146,9 @@ class _Lease:
         text, if_generation_match=self._generation, **self._options
       )
     except PreconditionFailed:
-      # If the object has our text, our write had succeeded, but the answer was
-      # lost, and the client's repeated request failed.
+      # If the object holds our text, a first request wrote the text, but its
+      # answer was lost: the client of the bucket sent the request again, and
+      # the second request failed.
       blob, stored = self._read()
       if stored != text or not text:
         return False

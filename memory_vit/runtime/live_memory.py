@@ -26,8 +26,8 @@ _VIEWS = frozenset(
   ("reshape", "transpose", "squeeze", "expand_dims", "split", "unstack",
    "stop_gradient", "copy", "reshard", "sharding_constraint")
 )  # fmt: skip
-# XLA fuses these operations with the operation that reads their result, if only
-# one operation reads the result and that reader is a reduction or in this set.
+# XLA fuses an operation in this set with the operation that reads its result,
+# if there is only one reader, and the reader is a reduction or in this set.
 _FUSED = frozenset(
   ("add", "sub", "mul", "div", "neg", "exp", "exp2", "log", "log1p", "expm1",
    "tanh", "logistic", "erf", "erf_inv", "rsqrt", "sqrt", "square", "max",
@@ -55,8 +55,8 @@ def temporary_bytes(
   operations: list[_Operation] = []
   results = {*_inlined(jaxpr, names, operations)}
   readers = _readers(operations)
-  # Maps a value to the arrays in memory that an operation on the value reads:
-  # its own array or, if the value is fused, the arrays it is computed from.
+  # {value: arrays in memory that operations on the value read}. A fused value
+  # has no array: operations read the arrays that the value is computed from.
   behind: dict[Hashable, set[Hashable]] = {}
   size: dict[Hashable, int] = {}
   first: dict[Hashable, int] = {}
@@ -72,7 +72,8 @@ def temporary_bytes(
       else:
         behind[name] = {name}
         size[name], first[name], last[name] = bytes_of(aval), place, place
-  # An operation's outputs are allocated (0) before its operands are freed (1).
+  # An operation's outputs are allocated before its operands are freed: at equal
+  # places, 0 sorts before 1.
   changes = [(first[name], 0, size[name]) for name in size]
   changes += [(last[name], 1, -size[name]) for name in size]
   alive = most = 0

@@ -131,9 +131,9 @@ def require_replaceable(
   cwd = Path.cwd()
   if Path(place) in (cwd, *cwd.parents):
     raise error(
-      f"{where} is {brief(str(path))}, the current directory or one above it, "
-      "which would be replaced as a whole. Give another directory, such as "
-      f"{cwd / 'results'}."
+      f"{where} is {brief(str(path))}, which would be replaced as a whole, but "
+      "is the current directory or contains it. Give another directory, such "
+      f"as {cwd / 'results'}."
     )
 
 

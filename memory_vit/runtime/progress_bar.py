@@ -36,14 +36,16 @@ _hidden = contextvars.ContextVar("hidden", default=False)
 SILENCE_SECONDS = 30.0
 # Time before a bar appears: a bar that ends sooner would only flicker.
 _DELAY_SECONDS = 1.0
-# Time after which a bar appears even if nothing is counted yet (compilation).
+# Time after which a bar appears even if nothing is counted yet, for example
+# because a program is still being compiled.
 _PATIENCE_SECONDS = 2.0
 _BYTES = "B"
 
 
 def on_terminal() -> bool:
   """Return whether to show bars: stderr is a terminal that can redraw lines."""
-  # stderr is None without a console, and an application may replace it.
+  # Without a console, stderr is None. An application may also replace stderr by
+  # an object without `isatty`.
   isatty = getattr(sys.stderr, "isatty", None)
   return (
     not _hidden.get()
@@ -85,7 +87,10 @@ class ProgressBar:
     stays: bool = False,
     say: Callable[[str], None] | None = None,
   ) -> None:
-    """Count from `done`. If `stays`, keep a finished bar; `say` logs lines."""
+    """Start to count at `done`; if `stays`, a finished bar stays visible.
+
+    Where no bar is shown, `say` is called with each line.
+    """
     self.total, self.is_bar = total, on_terminal()
     self._say = say or logger.info
     bar = {"file": sys.stderr, "dynamic_ncols": True, "delay": delay}
@@ -151,7 +156,8 @@ class ProgressBar:
     """End the bar, with the cursor at the start of a line."""
     self._waiting.cancel()
     self._waiting.join()  # else, the timer could show the bar after its end
-    # Within `delay`, tqdm would not erase a bar that a log line has drawn.
+    # Until `delay` has passed, tqdm assumes that no bar is shown, and would not
+    # erase a bar. A log line may have drawn the bar.
     self._bar.delay = 0
     self._bar.close()
 

@@ -112,7 +112,7 @@ class Answering:
       if not good:
         raise _no_image(request, prepared)
       answer, rows = await self._batcher.submit(np.stack(good))
-      # Retry if the preprocessing has changed: the first task may change it.
+      # Retry if the preprocessing was changed by a change of the tasks.
       if answer.task_set.preprocessing == wanted:
         return prepared, answer, rows
 

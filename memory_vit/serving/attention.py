@@ -56,7 +56,8 @@ class AttentionService:
 
   async def warm_up(self) -> None:
     """Compile the programs, so that the first request does not wait."""
-    # Use the thread that answers requests: no program is then compiled twice.
+    # Use the thread that answers requests. A request then waits until the
+    # warm-up ends, and does not compile the same programs.
     loop = asyncio.get_running_loop()
     await loop.run_in_executor(self._thread, self._compile)
 

@@ -51,7 +51,7 @@ class Batcher(Generic[T]):
     After a batch, `on_batch` gets (image count, count with padding, seconds).
     """
     self.taken = 0  # images without an answer yet
-    self._heavy = 0  # images of heavy requests, included in `taken`
+    self._heavy = 0  # images of heavy requests; `taken` counts them, too
     self._predict = predict
     self._next_sizes = sizes
     self._sizes = tuple(sizes())
@@ -156,7 +156,7 @@ class Batcher(Generic[T]):
     return max(full, self._holding(waiting[0]))
 
   def _holding(self, count: int) -> int:
-    """Return the smallest size >= `count`; if all are smaller, the largest."""
+    """Return the smallest batch size >= `count`, or else the largest size."""
     return next((s for s in self._sizes if s >= count), self._sizes[-1])
 
   async def _run(self, batch: list[_Waiting[T]]) -> None:

@@ -68,7 +68,7 @@ def serve(app: FastAPI, settings: ServerSettings, bound: socket.socket) -> None:
   sys.setswitchinterval(0.001)
   # Requests are logged by `RequestLog`, not by uvicorn.
   logging.getLogger("uvicorn").setLevel(logging.WARNING)
-  # After its shutdown, uvicorn again raises the signal that stopped it. SIG_DFL
+  # When a signal has stopped uvicorn, uvicorn raises this signal again. SIG_DFL
   # then ends the process at once, without waiting for threads.
   for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, signal.SIG_DFL)

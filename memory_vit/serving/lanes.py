@@ -67,7 +67,7 @@ class Lanes:
       lane.threads.shutdown(wait=False, cancel_futures=True)
 
 
-_order = itertools.count()  # if weights are equal, the oldest goes first
+_order = itertools.count()  # of equal weights, the oldest work goes first
 
 
 @dataclasses.dataclass(order=True)
@@ -88,7 +88,7 @@ class _Lane:
 
   async def run(self, waiting: _Waiting[T]) -> T:
     self._waiting.put(waiting)
-    # A free thread runs the lightest waiting work, which may not be this work.
+    # A free thread runs the lightest waiting work, not necessarily this work.
     self.threads.submit(self._run_lightest)
     try:
       return await asyncio.wrap_future(waiting.future)

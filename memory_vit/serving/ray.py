@@ -177,7 +177,7 @@ def with_whole_paths(what: Deployed) -> Deployed:
 
   model, server = what.model, what.server
   source = model.backbone
-  if Path(source).expanduser().exists():  # not a short name
+  if Path(source).expanduser().exists():  # a path, not a short name
     source = whole(source)
   return dataclasses.replace(
     what,

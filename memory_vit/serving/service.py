@@ -152,8 +152,8 @@ async def _return_memory() -> None:
 
 def trim_memory() -> None:
   """Return to the system the freed memory that glibc would otherwise keep."""
-  # Our commands make garbage collection rare. Without a full collection, a
-  # server kept 300 MiB of forms that it had refused (`benchmarks.attacks`).
+  # Collect garbage here, because our commands make Python do so rarely. Without
+  # this call, a server kept 300 MiB of refused requests (`benchmarks.attacks`).
   gc.collect()
   with contextlib.suppress(AttributeError, OSError, TypeError):
     ctypes.CDLL(None).malloc_trim(0)

@@ -29,7 +29,8 @@ from memory_vit.serving.request_error import busy
 from memory_vit.tasks import store
 
 _SUFFIX = ".safetensors"
-_LOCK_SECONDS = 30.0  # maximum wait for another change, which may compile
+# Maximum wait for another change of the tasks; a change may compile programs.
+_LOCK_SECONDS = 30.0
 # Inode, size and modification time of a file; replacing the file changes them.
 Stamp = tuple[int, int, int]
 logger = logging.getLogger(__name__)
@@ -124,7 +125,8 @@ class TaskFolder:
   def _sync(self) -> None:
     try:
       files.sync(self._tasks)
-    except OSError as error:  # servers see the change, but a crash may undo it
+    except OSError as error:
+      # Only warn: the change is made, but a crash of the machine may undo it.
       logger.warning("%s cannot be synced to disk: %s", self._tasks, error)
 
 

@@ -91,7 +91,7 @@ class TaskFollower:
     initial = predictor.task_set
     try:
       folder.begin(initial.by_slot.values())
-    except RequestError as error:  # another server is still writing its tasks
+    except RequestError as error:  # another process holds the folder's lock
       raise ConfigError(f"--state_dir: {error.message}") from error
     self._refresh()
     self._require_usable(initial)
@@ -231,7 +231,8 @@ class TaskFollower:
   ) -> tuple[dict[int, Task], dict[str, str]]:
     """Return ({slot: task} of tasks that fit together, {task name: problem}).
 
-    Tasks that are already served take precedence. They keep suitable slots.
+    Tasks that are already served take precedence. Each of them keeps its slot
+    if the slot still suits it.
     """
     slots = self._predictor.task_set.slots
     names = sorted(stored, key=lambda name: (name not in slots, name))
@@ -305,7 +306,7 @@ class TaskFollower:
     side = self._predictor.backbone.config.image_size
     has_head = bool(self._predictor.backbone.config.num_classes)
     grey = np.zeros((1, side, side, 3), np.float32)
-    # Use the options that requests use, so that nothing has to be compiled.
+    # Use the options that requests use, to use the same compiled programs.
     answer = self._predictor.predict_pixels(
       grey, original=has_head, task_set=ready
     )

@@ -90,7 +90,8 @@ def add_task_routes(app: FastAPI, service: Service) -> None:
         if action == "put"
         else functools.partial(service.follower.remove, name)
       )
-      await service.settled()  # so that no program is compiled twice
+      # Wait for the warm-up, so that no program is compiled twice.
+      await service.settled()
       changed = await service.changes.run(client, make)
     status = 201 if changed.action == "add" else 200
     return JSONResponse(vars(changed), status)

@@ -194,7 +194,7 @@ def read_task_text(path: Path, limit: int) -> str:
   most = 2 * limit + MAX_HEADER_BYTES
   if len(begins) < _LENGTH_BYTES or length > most:
     raise TaskError(
-      f"{path} is not a task: by its first bytes, its header has "
+      f"{path} is not a task: its first bytes say that its header has "
       f"{brief(length)} bytes. Expected a .safetensors file whose header has "
       f"at most {most:,} bytes."
     )

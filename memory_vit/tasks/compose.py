@@ -184,7 +184,8 @@ def task_tuple(tasks: TasksLike) -> tuple[Task, ...]:
       if key != task.name:
         raise TaskError(
           f"the dictionary of tasks has {task.name!r} under the key {key!r}: "
-          "the keys must be the names of the tasks (rename changes a name)."
+          "the keys must be the names of the tasks. To change a name, call "
+          "mv.rename."
         )
   return members
 
@@ -226,8 +227,9 @@ def require_specs_fit(specs: Sequence[TaskSpec]) -> None:
       raise TaskError(
         f"task {spec.name!r} has the regime {spec.regime!r}, which {does}: it "
         "cannot share a pass. Give it alone to mv.Predictor, predict, "
-        "evaluate, serve or export, which run it in a pass of its own (load it "
-        "with mv.load_task). Regimes whose tasks can share a pass: "
+        "evaluate, serve or export: they run it in a pass of its own. In "
+        "Python, load it with mv.load_task. Regimes whose tasks can share a "
+        "pass: "
         f"{', '.join(n for n, r in REGIMES.items() if r.composes)}."
       )
   for spec in specs[1:]:

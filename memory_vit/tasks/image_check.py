@@ -70,8 +70,8 @@ def _require(within: bool, images: Images) -> None:
     text += f", {nans:.0f} NaN and {infinite:.0f} infinite"
   raise DataError(
     f"images have {text}; expected finite values in [-1, 1]. mv.preprocess "
-    "makes them from files and uint8 arrays; without it, scale pixels x in "
-    "[0, 255] by (x - 127.5) / 127.5."
+    "makes such images from files and uint8 arrays; without it, scale pixels "
+    "x from [0, 255] to (x - 127.5) / 127.5."
   )
 
 

@@ -69,7 +69,7 @@ class Manifest:
   """The checked content of `task.json`."""
 
   spec: TaskSpec
-  # Names and shapes of the arrays match `spec` for some backbone size.
+  # Names and shapes match `spec`. Whether they fit a backbone is not checked.
   arrays: Mapping[str, StoredArray]
   provenance: Mapping[str, Any]  # not checked
 
@@ -158,7 +158,7 @@ def check(values: Any, where: str) -> Manifest:
 
 
 def _with_fitted(spec: Any) -> Any:
-  """Return `spec`; fields that old files lack get their defaults, `FITTED`."""
+  """Return `spec`, with defaults (`FITTED`) for fields that old files lack."""
   if isinstance(spec, dict) and isinstance(spec.get("kind"), dict):
     return {**spec, "kind": {**FITTED, **spec["kind"]}}
   return spec

@@ -27,7 +27,7 @@ class ImageProgram(Generic[_Outputs]):
   """A compiled function of a backbone's parameters and images."""
 
   def __init__(self, function: Callable[..., _Outputs]) -> None:
-    """Wrap `function(params, images, config)` that returns a row per image."""
+    """Wrap `function(params, images, config)`; it returns a row per image."""
     functools.update_wrapper(self, function)
 
     def run(

@@ -57,8 +57,8 @@ class Program:
   It is a JAX pytree: tasks of the same sizes need no recompiling.
   """
 
-  # Tasks that share the pass that computes the original outputs; None if there
-  # are no such tasks.
+  # Tasks that share one pass, which also computes the original outputs; None if
+  # there are no such tasks.
   slots: Slots | None = None
   # Tasks that need another pass: either probes, which share one pass, or a
   # single task that changes what the backbone computes.
@@ -93,7 +93,8 @@ class Program:
   ) -> Logits:
     """Return the logits of all tasks.
 
-    The key `BACKBONE` has the original outputs unless all tasks are in `alone`.
+    The original outputs are added under the key `BACKBONE`, except if all tasks
+    need another pass (`alone`).
     """
     logits: Logits = {}
     if self.slots or not self.alone:

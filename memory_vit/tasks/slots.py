@@ -97,8 +97,8 @@ class SlotSizes:
   heads: int
   # Maximum number of tasks that one task attends to.
   parents: int
-  # Pairs (part of a task, such as "head"; size that the slots reserve for this
-  # part, see `Part.room`).
+  # For each part of a task: (name of the part, such as "head", size that slots
+  # reserve for the part, see `Part.room`).
   rooms: tuple[tuple[str, Any], ...]
 
   @classmethod

@@ -36,8 +36,8 @@ from memory_vit.tasks.manifest import Manifest
 
 def _written(path: Path) -> Collection[str]:
   """Return the names of the files of a task; () if `path` is not a task."""
-  # A killed process may leave a task without task.json in a bucket. Every path
-  # in a bucket counts as a task, so that an incomplete task can be replaced.
+  # A killed process may leave a task without task.json in a bucket. To let
+  # `save_task` replace such a task, every path in a bucket counts as a task.
   is_task = bucket.is_in(path) or (path / manifest.FILE).is_file()
   return (manifest.FILE, array_files.FILE) if is_task else ()
 
@@ -187,8 +187,8 @@ def save_tasks(
   foreign = sorted(n for n in present if n not in names and n[0] != ".")
   if foreign:
     raise TaskError(
-      f"{path} holds tasks that are not being saved, {foreign}: remove them, "
-      "or give another directory. Nothing was written."
+      f"{path} holds other tasks, {foreign}: remove them, or give another "
+      "directory. Nothing was written."
     )
   for name in names:
     find.require_no_link(directory / name)

@@ -51,7 +51,8 @@ def read_tasks(file: Path, source: str, **mean_std: Any) -> tuple[Task, ...]:
   if model is None:
     raise BackboneError(
       f"{brief(source)} is not a model of transformers: expected the model on "
-      f"which the tasks of {file} were trained, a directory or hf://OWNER/NAME."
+      f"which the tasks of {file} were trained, as a directory or "
+      "hf://OWNER/NAME."
     )
   config = json_files.read_object(model.config)
   backbone = load.load_backbone(source, **mean_std)
@@ -115,9 +116,9 @@ def _state(file: Path) -> State:
 
 
 def _require_stored(tensors: Mapping[Any, Any], file: Path) -> None:
-  """Raise `ValueError` unless keys are strings and values fit into the file.
+  """Raise `ValueError` unless all names are strings, and `tensors` fit `file`.
 
-  The tensors must not have more values than the file has bytes.
+  The tensors must not have more numbers than the file has bytes.
   """
   for name in tensors:
     if not isinstance(name, str):
@@ -163,8 +164,8 @@ def _require_trunk(
   converted = detect.convert(config, trunk, where)
   expected = trees.flatten(backbone.params)
   for name, array in converted.arrays.items():
-    # Skip the heads. Skip the patch embedding, too, because `load_backbone` has
-    # folded the normalization of images into it.
+    # Do not compare the heads, nor the patch embedding, into which
+    # `load_backbone` has folded the normalization of images.
     is_folded = name.startswith(("embedding/", "head/", "pre_logits/"))
     if not is_folded and not np.array_equal(array, np.asarray(expected[name])):
       raise BackboneError(
@@ -179,8 +180,8 @@ def _count(learned: State, where: str) -> int:
               for k in range(1, len(learned) + 1))  # fmt: skip
   if not 1 <= heads <= _MOST_HEADS:
     raise BackboneError(
-      f"{where} has {heads} heads besides the original head (classifiers.1, "
-      f"...): expected 1 to {_MOST_HEADS}."
+      f"{where} has {heads} heads (classifiers.1, ...) besides the original "
+      f"head: expected 1 to {_MOST_HEADS}."
     )
   return heads
 

@@ -174,7 +174,11 @@ class Checkpoints:
       ) from error
 
   def _newest_whole(self) -> int | None:
-    """Delete old states; return the newest intact step, None if none exists."""
+    """Return the step of the newest intact state; None if no state was saved.
+
+    Rename newer states, which are damaged, and delete old states. Raise
+    `TrainingError` if states were saved, but none of them is intact.
+    """
     problems = {}
     for step in reversed(self.steps()):
       try:

@@ -42,7 +42,7 @@ class DivergenceMonitor:
     max_skipped: int,
     examples: Examples | None = None,
   ) -> None:
-    """Start after `step`, with the lost trials and skipped updates so far."""
+    """Continue after `step`; `lost` and `skipped` tell what happened before."""
     self.lost, self.skipped = dict(lost), dict(skipped)
     self._step, self._title = step, title
     self._max, self._examples = max_skipped, examples

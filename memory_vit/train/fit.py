@@ -210,7 +210,7 @@ def fit(
     step: int, past: LoopState, stopping: bool, saves: bool = True
   ) -> LoopState:
     """Evaluate if due, and save; if `stopping`, only save, then raise."""
-    divergence.check()  # a lost trial must not become the best
+    divergence.check()  # a diverged trial must not become the best
     was_timed = progress.pause()
     if past.pending and not stopping:
       well = {n: b for n, b in past.best.items() if n not in divergence.lost}
@@ -288,10 +288,10 @@ def fit(
 
 
 def _evaluation(inputs: RunInputs, began: Start) -> Evaluate | None:
-  """Return a function that evaluates trials during training.
+  """Return a function that evaluates trials during training, or None.
 
-  Without a validation split, heads in closed form are cross-validated; for
-  other trials, return None.
+  Trials are evaluated on the validation split. Without this split, heads in
+  closed form are cross-validated, and None is returned for other trials.
   """
   if "validation" in inputs.splits:
     return functools.partial(validate, inputs, began.tasks)

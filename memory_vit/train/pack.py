@@ -92,7 +92,7 @@ def create_task(inputs: RunInputs, trial: Trial) -> Task:
 
 
 def _with_head(task: Task, first: Task, stated: TaskKind) -> Task:
-  """Return `task` with the head of `first`; padding outputs stay zero.
+  """Return `task` with the head of `first`, and zeros for padding outputs.
 
   The head is converted for the loss of this run: its temperature becomes 1, and
   outputs for values are in standard deviations of this run's training split.

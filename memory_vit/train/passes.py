@@ -93,7 +93,7 @@ def plan_group(inputs: RunInputs, compiled: Temporary) -> PassPlan:
   if len(trials) == 1 or not together:
     return PassPlan(tuple((trial.name,) for trial in trials))
   free = sweep.free_bytes(config.sweep.memory_gib)
-  # First try one pass with all trials: if it fits, training reuses its trace.
+  # First try a pass of all trials: if the pass fits, training reuses its trace.
   taken = pack_bytes(inputs, trials)
   if taken <= free:
     logger.info(
@@ -101,8 +101,8 @@ def plan_group(inputs: RunInputs, compiled: Temporary) -> PassPlan:
       "shapes)", len(trials), taken / 2**30, free / 2**30,
     )  # fmt: skip
     return PassPlan((tuple(trial.name for trial in trials),))
-  # Measure the two largest trials, because all trials of a pack are padded to
-  # the largest one.
+  # A pack pads its trials to its largest trial, so each further trial adds as
+  # much memory as the second largest trial.
   longest = sorted(trials, key=sweep.size)[-2:]
   first = pack_bytes(inputs, longest[1:])
   further = max(0, pack_bytes(inputs, longest) - first)
@@ -124,7 +124,7 @@ def _measured_share(
   """Compile a pack; return its measured memory divided by its estimated memory.
 
   The pack has as many trials as would fit if they took half of the estimated
-  memory. A plan with packs of this size contains this very pack.
+  memory. If the plan gets packs of this size, the compiled pack is one of them.
   """
   most = sweep.at_once(min(first // 2, free), further // 2, free)
   largest = sweep.packs_of(inputs.trials, most)[-1]
@@ -174,8 +174,8 @@ def pack_memory(
     cached = inputs.cache.bytes_on_device(batches.cache_needs(inputs))
   return PackMemory(
     **vars(needed),
-    # Count the gradient, and the state twice: the old state is donated, but is
-    # needed until the new state is known to be finite.
+    # Count two states: although the old state is donated, it is needed until
+    # the new state is known to be finite. The gradient is as large as `params`.
     state=sharding.bytes_on_a_device((state, state, state.params)),
     cached=cached,
   )

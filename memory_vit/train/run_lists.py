@@ -108,8 +108,8 @@ def _open_saved_backbone(
   saved = dataclasses.replace(config, backbone=str(file))
   if open_backbone(saved, mesh).fingerprint != backbone.fingerprint:
     raise TrainingError(
-      f"{file} differs from the backbone {config.backbone!r} with config.seed "
-      f"{config.seed}. Give the options that the file was made with, or "
-      "another --workdir."
+      f"the weights in {file} differ from those of the backbone "
+      f"{config.backbone!r} with config.seed {config.seed}. Give the options "
+      "that the file was made with, or another --workdir."
     )
   return backbone, str(file)

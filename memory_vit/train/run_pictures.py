@@ -142,7 +142,7 @@ def attention_figures(
     dataclasses.replace(t, params=sharding.put(t.params, mesh))
     for t in (*inputs.parents, task)
   ]
-  # Repeat the last image until the devices can share the rows evenly.
+  # Repeat the last image until all devices get the same number of images.
   more = -len(images) % mesh.size
   rows = np.concatenate([images, images[-1:].repeat(more, axis=0)])
   by_task = token_attention.token_attention(

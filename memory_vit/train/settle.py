@@ -100,8 +100,8 @@ def with_splits(config: Config, splits: Mapping[str, Split]) -> Config:
   if data.digest != "files":
     raise ConfigError(
       "config.data.digest is 'contents', which is not possible for splits that "
-      "are given from Python: expected 'files', and a version of each split "
-      "(an argument of open_indexable)."
+      "are given from Python: expected 'files'. When contents change, change "
+      "the argument `version` of open_indexable."
     )
   train = splits["train"]
   data = dataclasses.replace(
@@ -274,7 +274,7 @@ def _with_crop(part: _Part, backbone: Backbone) -> _Part:
 
 
 def _with_embeddings(config: Config, train: Split) -> Config:
-  """Return `config` with the preprocessing of embeddings in `train`, if any.
+  """If `train` holds embeddings, return `config` with their preprocessing.
 
   Refuse options that ask for another preprocessing.
   """
@@ -425,10 +425,10 @@ def _require_begins_as_head(
     )
   if problem:
     raise ConfigError(
-      f"{where} gives a head for features of the backbone, but the regime "
-      f"{config.regime!r} {problem}. Leave config.task.init out, or give the "
-      "regime 'full'. If the backbone has a class token, you can also give a "
-      "regime such as 'side_masked'."
+      f"{where} has a head that reads the backbone's pooled features, but the "
+      f"regime {config.regime!r} {problem}. Leave config.task.init out, or "
+      "give the regime 'full'. If the backbone has a class token, you can also "
+      "give a regime such as 'side_masked'."
     )
 
 
@@ -462,9 +462,9 @@ def _require_same_outputs(config: Config, splits: Mapping[str, Split]) -> None:
       )
     if split.class_names != train.class_names:
       raise DataError(
-        f"the split for {role!r}, {split}, and {train} have different {kind} "
-        f"({split.num_classes} and {train.num_classes}): expected equal names "
-        "in the same order."
+        f"{split} (used for {role!r}) has {split.num_classes} {kind}, and "
+        f"{train} has {train.num_classes}: expected equal names in the same "
+        "order."
       )
 
 

@@ -32,7 +32,7 @@ from memory_vit.train.sweep import Trial
 logger = logging.getLogger(__name__)
 
 FORMAT = 5  # version of the JSON values that are saved beside the arrays
-# Value in place of a missing score, worse than any score.
+# Stands for a missing score: it is worse than any score.
 _WORST = -math.inf
 _RECORDED = [
   f"config.{k}" for k, o in OPTIONS.items() if o.resume == "recorded"
@@ -242,7 +242,8 @@ def resume(
     logger.warning("from step %(step)d on, %(key)s is %(to)r, not %(from)r",
                    change)  # fmt: skip
   for key, bad in found["left_out"].items():
-    if key not in new_data:  # `bad` are indices into the old data
+    # `bad` are indices of the old data: they would be wrong in changed data.
+    if key not in new_data:
       reason = f"left out up to step {step}"
       splits[key].mark_unreadable(dict.fromkeys(bad, reason))
   like = {

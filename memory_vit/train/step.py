@@ -28,7 +28,7 @@ from memory_vit.train.mix import Mixup, mix
 
 logger = logging.getLogger(__name__)
 
-# Maximum number of `Step` objects to cache, more than are in use at once.
+# Maximum number of cached `Step` objects; fewer are in use at once.
 _SHARED = 32
 # Function that returns the bytes of a traced program's temporary arrays. The
 # second argument is a function from a value to its bytes on one device.

@@ -104,7 +104,7 @@ def _by_regime(tasks: Sequence[TrialResult]) -> list[TrialResult]:
 
 
 def _certainty(tasks: Sequence[TrialResult]) -> list[str]:
-  """Return lines on the standard error of the best score; [] if unknown."""
+  """Return lines about the standard error of the best score; [] if unknown."""
   best = tasks[0] if tasks else None
   if best is None:
     return []

@@ -55,7 +55,8 @@ class TensorBoard:
       trial: Guard(f"TensorBoard events of {trial!r} in {path}")
       for trial, path in self._logdirs.items()
     }
-    # Event files of the trials in the current pass.
+    # For each trial of the current pass: what closes its event file, and the
+    # open event file.
     self._closing: dict[str, contextlib.ExitStack] = {}
     self._opened: dict[str, tuple[EventFile, Outbox]] = {}
 

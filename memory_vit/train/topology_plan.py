@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 _SHARE = 0.9
 # Maximum number of batch sizes to compile in search of the largest that fits.
 _TRIES = 3
-# Try only batches with at least a tenth more images than a batch that fits.
-# After a batch that does not fit, try a tenth fewer images.
+# If a batch fits, try only batches with at least a tenth more images. If it
+# does not fit, reduce further estimates of the largest batch by a tenth.
 _WORTHWHILE, _LESS = 1.1, 0.9
 # Text in the compiler's error if a program takes too much memory.
 _TOO_LARGE = "RESOURCE_EXHAUSTED"
@@ -291,13 +291,13 @@ class _GroupPlan:
     return measured.memory.total <= self._free
 
   def _reach(self, images: int, memory: PackMemory) -> float:
-    """Estimate how many images fit, from the `memory` for `images` images."""
+    """Estimate how many images fit, given the `memory` that `images` take."""
     config = self.inputs.config
     evaluated, parts = config.batch_size_eval, config.optim.accumulation_steps
     left = self._free - memory.state - memory.cached
     of_one = (memory.batches + memory.temporary) / images
-    # `memory.contexts` is for an accumulation step or for an evaluation batch,
-    # whichever has more images.
+    # `memory.contexts` are the bytes of the contexts of an accumulation step,
+    # or of an evaluation batch if that has more images.
     context = memory.contexts / max(images / parts, evaluated)
     return min(
       left / (of_one + context / parts), (left - context * evaluated) / of_one
@@ -336,7 +336,7 @@ class _GroupPlan:
 
 
 def _largest_programs(reports: Mapping[str, CompilerReport]) -> list[str]:
-  """Return names of programs whose memory may be largest in a larger batch."""
+  """Return names of programs that may need the most memory if batches grow."""
   most = max(report.temporaries for report in reports.values())
   return [n for n, r in reports.items() if 2 * r.temporaries >= most]
 

@@ -38,16 +38,17 @@ _LONGEST_NAME = 128
 # Maximum time for sending data at the end of a run. Many clusters give a
 # preempted process 30 seconds; the last steps and saving may take 10 of these.
 _FINISH_SECONDS = 10.0
-# User and password of a URL. A password may contain "@", so the match extends
-# to the last "@" before the first "/". If that range has no "@", but has a ":"
-# without a port, the password contains "/": match up to the URL's last "@".
+# User and password of a URL. A password may contain "@": match up to the last
+# "@" before the first "/". A password may also contain "/": if there is no "@"
+# before the first "/", but a ":" without a port, match up to the last "@".
 _USER = re.compile(
   r"([a-z][a-z0-9+.-]*://)"
   r"(?:[^/?#\s]*@|[^/?#\s:@]*:(?!\d+(?:[/?#\s]|$))(?:(?!://)\S)*@)",
   re.IGNORECASE,
 )
 # Query or fragment of an http URL, or query of another URL. File names in gs://
-# URLs may contain "?" and "#", so a query there needs a "=" before any "/".
+# URLs may contain "?" and "#". So except in http URLs, "?" begins a query only
+# if a "=" follows before any "/".
 _QUERY = re.compile(
   r"(https?://[^?#\s]*)[?#]\S*"
   r"|([a-z][a-z0-9+.-]*://\S*?)\?[^/?#\s]*=\S*",
@@ -162,7 +163,7 @@ class WandbRun:
         mode=mode,
         id=run_id,
         resume="allow",
-        # Keep W&B from reusing, and ending, a run that the caller has open.
+        # By default, W&B would reuse or finish a run that the caller has open.
         reinit="create_new",
         dir=self._outbox.local,
         settings=wandb.Settings(

@@ -256,7 +256,7 @@ def test_splits_take_the_place_of_a_named_data_set():
     (
       {"digest": "contents"},
       ("train",),
-      "expected 'files', and a version of each split",
+      "expected 'files'.*change the argument `version`",
     ),
   ],
 )

@@ -236,7 +236,7 @@ def test_the_column_of_the_paths_and_one_list_alone(place):
   for label in ("image", "n,n", "n,image,n"):
     with pytest.raises(DataError, match=f"label is '{label}'.*different col"):
       opened(place, "labels", path="image", label=label, kind="labels")
-  with pytest.raises(DataError, match="config.data.path is 'image', but"):
+  with pytest.raises(DataError, match="a column of a table, but data set"):
     open_split("digits", "train", path="image")
   (place / "labels.csv").unlink()
   (place / "train.txt").write_text("im/0.png 0")

@@ -291,6 +291,9 @@ def test_nothing_is_compared_with_a_task_that_composes_with_nothing(model):
     evaluator.evaluate(source, ["lone"], verify=True)
   with pytest.raises(ConfigError, match=refused):
     evaluator.upstream(source, CENTRAL)
+  shared = random_task(backbone, "shared", classes=5)
+  with pytest.raises(ConfigError, match=refused):
+    verify.require_comparable([shared.spec, task.spec])
   other = tiny_backbone(seed=7)
   with pytest.raises(TaskError, match="belongs to another backbone"):
     verify.Evaluator(other, [task], one_device(), 64)

@@ -463,7 +463,7 @@ def test_unreadable_images_are_named_and_skipped(
     "text.jpg": (b"text", "not a JPEG, PNG, WebP, BMP or GIF file"),
     "bomb.png": (png(60_000, 60_000), "more than 64 megapixels"),
     "large.png": (png(11_000, 10_000), "11000 x 10000 pixels, more than 64"),
-    "long.png": (png(20_000, 10), "20000 x 10 pixels, a side of more than"),
+    "long.png": (png(20_000, 10), "20000 x 10 pixels, expected at most"),
   }
   for name, (content, _) in broken.items():
     (folder / name).write_bytes(content)

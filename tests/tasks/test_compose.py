@@ -147,7 +147,7 @@ def test_save_does_not_mix_two_sets(family, backbone, tmp_path):
   store.save_tasks(family, tmp_path)
   store.save_tasks(family, tmp_path)
   fewer = compose.remove(family, "c")
-  with pytest.raises(TaskError, match=r"not being saved, \['c'\]"):
+  with pytest.raises(TaskError, match=r"holds other tasks, \['c'\]"):
     store.save_tasks(fewer, tmp_path)
 
 

@@ -133,7 +133,7 @@ def test_sets_of_files(backbone, task, tmp_path):
   paths = [tmp_path / "set" / "child.safetensors"]
   beside = tmp_path / "set" / "pets.safetensors"
   assert find.ancestor_directories(paths) == [beside]
-  with pytest.raises(TaskError, match="tasks that are not being saved"):
+  with pytest.raises(TaskError, match="holds other tasks"):
     mv.save_tasks([task], tmp_path / "set")
 
 

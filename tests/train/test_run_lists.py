@@ -22,7 +22,7 @@ def test_random_backbone_is_shared_by_all_runs(tmp_path):
   again, _ = shared_backbone(config, tmp_path)
   assert again.fingerprint == first.fingerprint
   seed_4 = dataclasses.replace(config, seed=4)
-  with pytest.raises(TrainingError, match="differs from the backbone 'random:"):
+  with pytest.raises(TrainingError, match="those of the backbone 'random:"):
     shared_backbone(seed_4, tmp_path)
   # A run loads it, whatever its seed is.
   other = dataclasses.replace(settled, seed=4)

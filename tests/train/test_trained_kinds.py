@@ -357,7 +357,7 @@ def test_splits_of_another_kind_or_other_names_are_refused():
     (split_of("labels", [[1, 0]]), "'values', but .* has labels: expected"),
     (
       split_of("values", [[1, 0]], ("x", "z")),
-      "'test', .* different values .2 and 2.: expected",
+      "'test'.* has 2 values, and .* has 2: expected equal names",
     ),
   ):
     with pytest.raises(DataError, match=message):

@@ -58,8 +58,8 @@ _INDENTED = "\n  "
 class To:
   """How to convert a layer or array of a source model to our layout."""
 
-  # Our name of the layer or array. A source layer that concatenates the outputs
-  # of several of our layers has a tuple: the names of these layers.
+  # Name of our layer or array. If one source layer computes the outputs of
+  # several of our layers (such as GATE and UP), a tuple of our layers' names.
   ours: str | tuple[str, ...]
   bias: bool = True  # whether the source has a bias; if not, our bias is zero
   scale: str = ""  # source name of the LayerScale that multiplies the outputs
@@ -74,8 +74,8 @@ class Model:
   """Configuration of a source model, and the table that converts its arrays."""
 
   config: ViTConfig
-  # A row is skipped if our model of `config` lacks the row's layer or array. If
-  # two rows convert to the same layer or array, the later row wins.
+  # A row is skipped if a ViT with this `config` lacks the row's layer or array.
+  # If two rows convert to the same layer or array, the later row wins.
   table: Table
   # Names or patterns of source arrays to ignore, such as buffers.
   ignored: tuple[str, ...] = ()
@@ -161,7 +161,10 @@ def take(
 
 
 def _rows(model: Model) -> Iterator[tuple[str, To]]:
-  """Yield (source name, `To`) of each row, once per block if it has "{l}"."""
+  """Yield (source name, `To`) for each row of the table of `model`.
+
+  A row with "{l}" in its name is yielded once for each block.
+  """
   for name, place in model.table.items():
     to = place if isinstance(place, To) else To(place)
     ours = (to.ours,) if isinstance(to.ours, str) else to.ours
@@ -177,9 +180,9 @@ def _rows(model: Model) -> Iterator[tuple[str, To]]:
 
 
 def _leaf(place: str, ours: Mapping[str, Shape]) -> str:
-  """Return `place` for an array; for a layer, the name of its kernel or scale.
+  """Return the name of the array at `place`, or of a layer's kernel or scale.
 
-  The result is "" if `ours` has none of these arrays.
+  Return "" if `ours` has no such array.
   """
   leaves = (place, f"{place}/kernel", f"{place}/scale")
   return next((leaf for leaf in leaves if leaf in ours), "")

@@ -32,7 +32,7 @@ _SIZES = {
 }
 NAME = re.compile(rf"vit_({'|'.join(_SIZES)})_patch16_dinov3(_qkvb)?$")
 _POOLING = {"avg": "gap", "token": "tok"}
-# The supported arguments. No published configuration has any other argument.
+# Supported keys of `model_args`. No published configuration has other keys.
 _READ = {
   *("embed_dim", "depth", "num_heads", "patch_size", "num_reg_tokens"),
   *("global_pool", "num_classes", "in_chans", "img_size", "dynamic_img_size"),

@@ -38,10 +38,10 @@ def grid(
     size_text = f" of {image} pixels a side" if image else ""
     raise BackboneError(
       f"{fields.where}: pos_embed has {rows} positions, expected one per "
-      f"patch of a square image{size_text}. The {prefix} tokens before "
-      "the patches may have positions too. The side is at most "
-      f"{MAX_IMAGE_SIZE} pixels. If images have another size, state "
-      "model_args.img_size."
+      f"patch of a square image{size_text}, and possibly one for each of the "
+      f"{prefix} tokens before the patches. An image has at most "
+      f"{MAX_IMAGE_SIZE} pixels a side. If the model is for images of another "
+      "size, state this size in model_args.img_size."
     )
   return rows, side
 

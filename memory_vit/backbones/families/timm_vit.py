@@ -84,7 +84,7 @@ def _mlp_dim(model: Architecture, arrays: Arrays, where: str) -> int:
   if outputs % layers or not 1 <= outputs <= layers * most:
     raise BackboneError(
       f"{where}: blocks.0.mlp.fc1.weight has {outputs:,} outputs, expected "
-      f"{layers} times an MLP width of 1 to {most:,}."
+      f"{layers} * width, for an MLP width of 1 to {most:,}."
     )
   return outputs // layers
 
@@ -96,7 +96,7 @@ def _table(
   scale = [f"{block}.ls{i}.gamma" if model.layer_scale else "" for i in (1, 2)]
   up = To((table.GATE, table.UP)) if model.swiglu else To(table.UP)
   return {
-    # With `pre_norm`, the bias is in the LayerNorm after this layer.
+    # With `pre_norm`, this layer has no bias: the next LayerNorm has one.
     "patch_embed.proj": To(table.PATCHES, bias=not model.pre_norm),
     "cls_token": table.CLASS,
     "reg_token": table.REGISTERS,

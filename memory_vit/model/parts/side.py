@@ -240,7 +240,7 @@ def _down(
   values: jt.Float32[jax.Array, "b s h k"],
   precision: Precision,
 ) -> jt.Float32[jax.Array, "g b s r"]:
-  """Project standardized keys and values to width r; return their sum."""
+  """Standardize keys and values, project both to width r, and add them."""
   key_kernel, value_kernel = jnp.split(params["kernel"], 2, axis=1)
   narrow = _narrowed(keys, key_kernel, precision)
   narrow += _narrowed(values, value_kernel, precision)
@@ -257,8 +257,8 @@ def _narrowed(
   product = functools.partial(products.einsum, precision=precision)
   if precision.dtype == "float32" or not precision.on_tpu:
     return product("bsd,gdr->gbsr", _standardized(z.reshape(b, s, d)), kernel)
-  # Standardizing after the product is three times as fast on TPUs. On GPUs, the
-  # additional products for means and variances would need more memory.
+  # On TPUs, standardizing the products instead of the tokens is three times as
+  # fast. On GPUs, it would need more memory, for the means and variances.
   kernel = jnp.asarray(kernel, precision.dtype)
   columns = jnp.concatenate([kernel, jnp.ones_like(kernel[..., :1])], axis=2)
   narrow = product("bshk,ghkr->gbsr", z, columns.reshape(g, h, k, r + 1))
@@ -275,7 +275,7 @@ def _narrowed(
 def _convolved(
   params: trees.Tree, state: jt.Float32[jax.Array, "g b s r"], config: ViTConfig
 ) -> jt.Float32[jax.Array, "g b s r"]:
-  """Return convolved patches behind zeros for class tokens and registers."""
+  """Return zeros for class tokens and registers, then the convolved patches."""
   n = config.num_patches
   side = config.image_size // config.patch_size
   normed = _layer_norm(params["conv_norm"], state[:, :, -n:])
@@ -362,6 +362,7 @@ def _to_slots(
   a: jt.Float32[jax.Array, "g b h _"], group: SideGroup
 ) -> jt.Float32[jax.Array, "b h t _"]:
   """Return for each slot the entry of its stream; zeros if it has no stream."""
-  # Do not multiply by 0: the entry of another stream may be NaN or infinite.
+  # A slot without a stream takes an arbitrary entry, which may be NaN or
+  # infinite: replace this entry, because multiplying it by 0 would give NaN.
   of_slots = jnp.moveaxis(jnp.take(a, group.stream, axis=0), 0, 2)
   return jnp.where(group.has_stream[None, None, :, None], of_slots, 0.0)
