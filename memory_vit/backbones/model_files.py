@@ -174,7 +174,7 @@ def _weight_map(index: Path) -> dict[str, str]:
   for name, shard in shards.items():
     if not isinstance(shard, str) or not _SHARD.fullmatch(shard):
       raise BackboneError(
-        f"{index}: array {brief(name)} is listed in {brief(shard)}, expected "
+        f"{index}: the file of array {brief(name)} is {brief(shard)}, expected "
         f"the name of a {SAFETENSORS} file in the same directory."
       )
   return shards

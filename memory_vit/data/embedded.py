@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 # Name of the split that defines the classes. If `config.data.dir` is itself an
 # output of `embed`, the data set has only the split of this name.
 _TRAIN = "train"
-# Maximum number of images without an embedding that `_left_out` lists.
+# `_left_out` lists at most this number of the images without an embedding.
 _NAMED = 100
 # Key in `DataFiles.facts` for digests that identify the runs of `embed`.
 _RUNS = "runs of embed"

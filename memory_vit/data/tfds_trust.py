@@ -110,7 +110,7 @@ def _classes(values: Any, file: epath.Path) -> Iterator[str]:
         left.append((json.loads(value), depth + 1))
       except RecursionError:
         left.append(("", _MAX_DEPTH + 1))
-      except ValueError:  # plain text: TFDS cannot parse it either
+      except ValueError:  # neither we nor TFDS can parse the text
         continue
     elif isinstance(value, Mapping):
       for key, inner in value.items():

@@ -204,7 +204,7 @@ def replacing_directory(
     yield new
     if foreign := foreign_file(path):
       raise TrainingError(
-        f"{path} holds something else ({brief(foreign)}), and is left as it is."
+        f"{path} holds unknown files ({brief(foreign)}), and is left as it is."
       )
     remove_directory(path)
     files = (file for file in new.rglob("*") if file.is_file())

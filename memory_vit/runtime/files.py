@@ -164,7 +164,7 @@ def _move_away(
     foreign = foreign_file(old)
   except OSError as error:
     foreign = f"files that cannot be read: {error.strerror or error}"
-  return f"holds something else ({brief(foreign)})" if foreign else ""
+  return f"holds unknown files ({brief(foreign)})" if foreign else ""
 
 
 def tidy(directory: Path, name: str | None = None) -> None:

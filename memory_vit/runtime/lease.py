@@ -176,6 +176,6 @@ class _Lease:
   def _not_ours(self) -> TrainingError:
     return TrainingError(
       f"{self._path} cannot be the lease that keeps other runs out, because it "
-      "holds something else. It is left as it is: move it away, or give "
-      "another --workdir."
+      "holds unknown text. It is left as it is: move it away, or give another "
+      "--workdir."
     )

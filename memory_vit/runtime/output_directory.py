@@ -45,10 +45,9 @@ class OutputDirectory:
       ) from error
     if foreign is not None:
       raise self.error(
-        f"{self.option} {brief(str(path))} holds something else "
-        f"({brief(foreign)}) than an earlier output of this kind, and is left "
-        "as it is: expected only such an output, which is replaced, or a new "
-        "or empty directory."
+        f"{self.option} {brief(str(path))} holds unknown files "
+        f"({brief(foreign)}), and is left as it is: expected a new or empty "
+        "directory, or an earlier output of this kind, which is replaced."
       )
     return path
 

@@ -310,7 +310,7 @@ def _form_tasks(form: FormData) -> list[str] | None:
       422, "tasks: got a file, expected names separated by commas."
     )
   if sum(str(text).count(",") + 1 for text in fields) > MOST_TASKS:
-    raise RequestError(413, f"tasks has more than {MOST_TASKS} names.")
+    raise RequestError(413, f"tasks: expected at most {MOST_TASKS} names.")
   names = [name.strip() for text in fields for name in str(text).split(",")]
   return [name for name in names if name]
 

@@ -290,7 +290,7 @@ def test_save_replaces_only_its_own_models(tmp_path):
   assert found == tiny_backbone(1).fingerprint
   # Not even what somebody has put beside a model.
   (tmp_path / "hf" / "README.md").write_text("mine")
-  with pytest.raises(BackboneError, match=r"something else \('README.md'\)"):
+  with pytest.raises(BackboneError, match=r"unknown files \('README.md'\)"):
     mv.save_backbone(tiny_backbone(), tmp_path / "hf", format="hf")
   assert (tmp_path / "hf" / "README.md").read_text() == "mine"
 

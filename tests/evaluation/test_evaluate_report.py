@@ -116,7 +116,7 @@ def test_unwritable_output_is_refused_before_the_evaluation(
   (tmp_path / "mine").mkdir()
   (tmp_path / "mine" / "notes.txt").write_text("mine")
   said = refused(f"--report={tmp_path}/mine")
-  assert "something else ('notes.txt')" in said
+  assert "unknown files ('notes.txt')" in said
   said = refused(f"--report={tmp_path}/new", f"--json={tmp_path}/new/x.json")
   assert "(No such file or directory)" in said
   (tmp_path / "new").mkdir()

@@ -286,7 +286,7 @@ def test_export_does_not_replace_foreign_files(backbone, tmp_path, format):
   for files in ("[]", '{"other": {}}'):
     manifest.write_text(f'{{"kind": "memory_vit export", "files": {files}}}')
     for path in (out, tmp_path / "link", mine):
-      with pytest.raises(ExportError, match="holds something else") as error:
+      with pytest.raises(ExportError, match="holds unknown files") as error:
         mv.export_model(backbone, task, path, format=format)
       assert "\n" not in str(error.value)
   assert mine.read_text() == "mine"
@@ -308,7 +308,7 @@ def test_export_keeps_files_that_appear_meanwhile(
     return to_text(tasks)
 
   monkeypatch.setattr(export.model_card, "to_text", meanwhile)
-  with pytest.raises(TrainingError, match=r"holds something else.*notes\.txt"):
+  with pytest.raises(TrainingError, match=r"holds unknown files.*notes\.txt"):
     mv.export_model(backbone, task, out, format="safetensors")
   assert (out / "notes.txt").read_text() == "mine"
   (kept,) = tmp_path.glob("out.new-*")

@@ -207,7 +207,7 @@ def test_foreign_directory_is_left_as_it_is(model, tmp_path, capsys):
   mine.mkdir()
   (mine / "notes.txt").write_text("dear")
   assert run(root, mine, root / "images") == 2
-  assert "holds something else ('notes.txt')" in capsys.readouterr().err
+  assert "holds unknown files ('notes.txt')" in capsys.readouterr().err
   assert [p.name for p in mine.iterdir()] == ["notes.txt"]
   # A list of files is believed only for what it names.
   values = {**MARK, "files": ["shares/a.png"]}

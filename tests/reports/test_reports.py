@@ -530,10 +530,10 @@ def test_foreign_directory_is_refused(tmp_path, plain, strange):
   reports.write_reports(path, [evaluation_of(usual())])
   assert directory.REPORT.require_own(str(path)) == path
   (path / strange).write_text("mine")
-  with pytest.raises(ConfigError, match=r"--report .* something else"):
+  with pytest.raises(ConfigError, match=r"--report .* unknown files"):
     directory.REPORT.require_own(str(path))
   # It came while the evaluation ran, which must not be in vain.
-  with pytest.raises(TrainingError, match="holds something else"):
+  with pytest.raises(TrainingError, match="holds unknown files"):
     reports.write_reports(path, [evaluation_of(usual(), task="letters")])
   assert (path / strange).exists()
   assert (path / "digits" / "metrics.json").exists()
@@ -548,7 +548,7 @@ def test_directories_that_are_no_reports_are_refused(tmp_path):
   (tmp_path / "home").mkdir()
   (tmp_path / "home" / "index.html").write_text("mine")
   for name in ("file", "damaged", "home"):
-    with pytest.raises(ConfigError, match="something else"):
+    with pytest.raises(ConfigError, match="unknown files"):
       directory.REPORT.require_own(str(tmp_path / name))
   with pytest.raises(ConfigError, match="--report is ''"):
     directory.REPORT.require_own("")

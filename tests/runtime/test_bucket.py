@@ -279,7 +279,7 @@ def test_a_lease_that_cannot_be_reached_says_so(monkeypatch):
 def test_an_object_of_others_is_no_lease(workdir, text):
   _run_as(workdir, text)
   with (
-    pytest.raises(TrainingError, match="holds something else"),
+    pytest.raises(TrainingError, match="holds unknown text"),
     only_run(workdir),
   ):
     pass
@@ -377,7 +377,7 @@ def test_tasks_are_saved_to_and_loaded_from_a_bucket(
   assert [task.digest for task in found] == [task.digest for task in tasks]
   assert mv.load_task(workdir / "one.safetensors", backbone).name == "birds"
   (workdir / "notes" / "a.txt").write_text("mine")
-  with pytest.raises(TaskError, match=r"holds something else \('a\.txt'\)"):
+  with pytest.raises(TaskError, match=r"holds unknown files \('a\.txt'\)"):
     mv.save_task(tasks[0], workdir / "notes")
   (workdir / "tasks" / "cars" / "more.txt").touch()
   with pytest.raises(TaskError, match=r"unknown files \['more\.txt'\]"):

@@ -25,7 +25,7 @@ def earlier(path):
 
 
 def refused(path, name):
-  with pytest.raises(ConfigError, match=r"--out .* something else") as error:
+  with pytest.raises(ConfigError, match=r"--out .* unknown files") as error:
     ONE.require_own(str(path))
   assert f"({name!r})" in str(error.value)
 
@@ -74,7 +74,7 @@ def test_file_that_appears_meanwhile_is_left_as_it_is(tmp_path, name):
       (path / name).parent.mkdir(exist_ok=True)
       (path / name).write_text("mine")
 
-  with pytest.raises(TrainingError, match="holds something else") as error:
+  with pytest.raises(TrainingError, match="holds unknown files") as error:
     write()
   assert (path / name).read_text() == "mine"
   assert (path / "index.json").read_text() == INDEX

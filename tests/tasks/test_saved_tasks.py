@@ -138,7 +138,7 @@ def test_saving_leaves_other_files_alone(saved, backbone, beside_a_task):
   path = path if beside_a_task else path.parent.parent / "mine"
   path.mkdir(exist_ok=True)
   (path / "notes.txt").write_text("mine")
-  with pytest.raises(TaskError, match="something else .*is left as it is"):
+  with pytest.raises(TaskError, match="unknown files .*is left as it is"):
     mv.save_task(task, path)
   assert (path / "notes.txt").read_text() == "mine"
 
