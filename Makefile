@@ -23,11 +23,11 @@ RELEASE ?=
 .PHONY: help quickstart test newest lowest processes slow studies exchange compiled compiled-costs nightly mutants lint notebooks docs bench compare release clean
 
 help:
-	@echo "make quickstart   teach a far task by four regimes, into $(WORKDIR) (1 to 3 minutes)"
-	@echo "make test         the tests (3 to 6 minutes on 2 cores)"
+	@echo "make quickstart   teach a far task by four regimes, into $(WORKDIR) (2 to 4 minutes)"
+	@echo "make test         the tests (6 to 8 minutes on 2 cores)"
 	@echo "make newest       a tenth of them on Python 3.12 or 3.13, with the newest jax"
 	@echo "make lowest       the same with the lowest versions that are allowed"
-	@echo "make processes    the tests that start processes (10 minutes)"
+	@echo "make processes    the tests that start processes (30 minutes)"
 	@echo "make slow         the tests on real data, and others that take long"
 	@echo "make studies      the tests of studies/ (2 minutes)"
 	@echo "make exchange     backbones against transformers and timm, and ONNX (5 minutes, 9 GB)"

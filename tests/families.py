@@ -34,7 +34,7 @@ def _marks(name):
 
 
 FEW_FIRST = [pytest.param(name, marks=_marks(name)) for name in FAMILIES]
-# Where two of them compile for seconds, and a dtype is what is tested.
+# Where two of them compile for seconds.
 ONE_FIRST = [
   pytest.param(name, marks=_marks(name) or pytest.mark.slow)
   if name != QUICK[0]

@@ -86,7 +86,8 @@ def test_plain_backbone_is_written_without_a_note(tmp_path):
   {"gelu": "exact"}, {"layer_norm_epsilon": 1e-5}, {"registers": 3},
   {"class_tokens": 0, "pooling": "gap"}, {"pooling": "map"},
   {"positions": "rope", "rope_base": 50.0}, {"mlp": "swiglu"},
-  {"pre_norm": True}, {"class_tokens": 2},
+  {"pre_norm": True},
+  pytest.param({"class_tokens": 2}, marks=pytest.mark.slow),
   {"pooling": "gap", "norm_after_pooling": True},
   {"position_resize": "bicubic"},
 ])  # fmt: skip

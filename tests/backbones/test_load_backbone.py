@@ -284,7 +284,7 @@ def without_memory(config: ViTConfig) -> dict[str, np.ndarray]:
     pytest.param("B/16", 85_798_656, marks=pytest.mark.slow),
     pytest.param("L/32", 305_510_400, marks=pytest.mark.slow),
     pytest.param("L/16", 303_301_632, marks=pytest.mark.slow),
-    ("H/14", 630_764_800),
+    pytest.param("H/14", 630_764_800, marks=pytest.mark.slow),
   ],
 )
 def test_published_variants(variant, count):

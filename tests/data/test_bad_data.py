@@ -470,6 +470,7 @@ def test_a_broken_image_is_one_line_of_the_log(tmp_path):
 
 
 @pytest.mark.fault("broken-image")
+@pytest.mark.slow
 def test_exceeding_max_bad_lists_unreadable_examples():
   with pytest.raises(BrokenDataError) as error:
     trained_on(broken_source(6, (1, 3, 4), max_bad=2), steps=2)

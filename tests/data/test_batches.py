@@ -194,9 +194,13 @@ def test_evaluation_counts_every_example_once(size, count):
 @pytest.mark.parametrize(
   ("damage", "words"),
   [
-    (lambda file: file.write_bytes(b"\x89PNG\r\n\x1a\n and no more"), "cannot"),
+    pytest.param(
+      lambda file: file.write_bytes(b"\x89PNG\r\n\x1a\n and no more"),
+      "cannot",
+      marks=pytest.mark.slow,
+    ),
     (lambda file: file.write_text("no picture"), "cannot.*not a JPEG, PNG"),
-    (pathlib.Path.unlink, "cannot be read"),
+    pytest.param(pathlib.Path.unlink, "cannot be read", marks=pytest.mark.slow),
   ],
   ids=["broken", "no picture", "gone"],
 )

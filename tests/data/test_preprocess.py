@@ -146,7 +146,9 @@ def test_half_of_the_training_pictures_are_mirrored(flip):
   assert 30 <= is_mirrored.sum() <= 70 if flip else not is_mirrored.any()
 
 
-@pytest.mark.parametrize("crop", ["inception", "small"])
+@pytest.mark.parametrize(
+  "crop", [pytest.param("inception", marks=pytest.mark.slow), "small"]
+)
 def test_mirroring_does_not_depend_on_the_crop(crop):
   """Neither on where a picture is cut nor on how large."""
   data = DataConfig(train_crop=crop, resize=24)

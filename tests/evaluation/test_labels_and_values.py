@@ -102,7 +102,9 @@ def test_labels_at_thresholds():
   assert sklearn.metrics.f1_score(has[:, 0], shares >= first) == max(f1)
 
 
-@pytest.mark.parametrize("levels", [2, 5, 1000])
+@pytest.mark.parametrize(
+  "levels", [2, 5, pytest.param(1000, marks=pytest.mark.slow)]
+)
 def test_labels_as_scikit_learn_measures_them(levels):
   """With ties, a label without examples, and outputs that are not finite."""
   rng = np.random.default_rng(levels)

@@ -219,7 +219,9 @@ def test_values_that_float32_cannot_tell_apart_are_not_activated(backbone):
     make_model(backbone, task, activation=True)
 
 
-@pytest.mark.parametrize("activation", [False, True])
+@pytest.mark.parametrize(
+  "activation", [False, pytest.param(True, marks=pytest.mark.slow)]
+)
 def test_scores_of_tasks_that_reject_images_are_exported(
   backbone, tmp_path, in_this_process, monkeypatch, activation
 ):

@@ -19,6 +19,11 @@ from memory_vit.looking.attention_map import INFERNO
 from memory_vit.prediction import compilations
 
 BACKBONES = {"plain": {}, **FAMILIES}
+PLAIN_FIRST = [
+  "plain",
+  *(pytest.param(*p.values, marks=(*p.marks, pytest.mark.slow))
+    for p in FEW_FIRST),
+]  # fmt: skip
 
 
 def tasks_of(backbone):
@@ -75,7 +80,7 @@ def close(found, expected, atol=2e-6):
   np.testing.assert_allclose(found, expected, atol=atol)
 
 
-@pytest.mark.parametrize("family", ["plain", *FEW_FIRST])
+@pytest.mark.parametrize("family", PLAIN_FIRST)
 def test_the_weights_are_those_of_the_masked_sequence(family):
   backbone, tasks, expected = of_oracle(family)
   tokens = expected.shape[3] - len(tasks)
@@ -128,7 +133,7 @@ def dense_rollout(weights, tokens, tasks):
   return np.stack(after, axis=1)
 
 
-@pytest.mark.parametrize("family", ["plain", *FEW_FIRST])
+@pytest.mark.parametrize("family", PLAIN_FIRST)
 def test_the_rollout_is_the_product_over_the_layers(family):
   backbone, tasks, weights = of_oracle(family)
   tokens = weights.shape[3] - len(tasks)

@@ -8,7 +8,7 @@ import numpy as np
 import oracle
 import pytest
 from conftest import random_task, run_program, tiny_backbone
-from families import FAMILIES, FEW_FIRST, ONE_FIRST
+from families import FAMILIES, ONE_FIRST
 from jax.sharding import NamedSharding, PartitionSpec
 
 import memory_vit as mv
@@ -20,7 +20,7 @@ from memory_vit.model.backbone import backbone_shapes, init_backbone
 from memory_vit.model.regimes import REGIMES
 
 
-@pytest.fixture(scope="module", params=FEW_FIRST)
+@pytest.fixture(scope="module", params=ONE_FIRST)
 def family(request):
   return tiny_backbone(width=16, **FAMILIES[request.param])
 
@@ -125,7 +125,9 @@ def test_kernels_are_rounded_once_and_no_bit_changes(in_bfloat16, images):
 
 
 # One family with all kinds of tokens before the patches, one with none.
-@pytest.fixture(params=["dinov2", "siglip"])
+@pytest.fixture(
+  params=[pytest.param("dinov2", marks=pytest.mark.slow), "siglip"]
+)
 def either(request):
   return tiny_backbone(width=16, depth=1, **FAMILIES[request.param])
 

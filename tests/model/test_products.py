@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import random_task, tiny_backbone
-from families import FAMILIES, FEW_FIRST, ONE_FIRST
+from families import FAMILIES, ONE_FIRST
 
 import memory_vit as mv
 from memory_vit.errors import BackboneError
@@ -134,7 +134,9 @@ WIDE = {
 
 
 @pytest.mark.skipif(not dtypes.cpu_runs_bfloat16(), reason="needs jax 0.10")
-@pytest.mark.parametrize("family", [*FEW_FIRST, "a wide layer"])
+@pytest.mark.parametrize(
+  "family", [*ONE_FIRST, pytest.param("a wide layer", marks=pytest.mark.slow)]
+)
 def test_a_cpu_multiplies_by_transposed_kernels_to_the_same_bits(family):
   shape = FAMILIES.get(family, WIDE)
   backbone = jax.device_put(tiny_backbone(dtype="bfloat16", **shape))

@@ -43,7 +43,9 @@ def changed(task, part, value):
   return mv.Task(task.spec, {**task.params, "side": side})
 
 
-@pytest.mark.parametrize("mixing", ["conv", "none"])
+@pytest.mark.parametrize(
+  "mixing", [pytest.param("conv", marks=pytest.mark.slow), "none"]
+)
 def test_new_stream_changes_no_bit(backbone, images, mixing):
   task = changed(side_task(backbone, "a", mixing=mixing), "up", 0)
   expected = mv.forward(backbone, without_side(task), images)

@@ -70,15 +70,15 @@ def test_programs_that_are_called_are_looked_into():
 @pytest.mark.parametrize(
   ("regime", "count", "devices"),
   [
-    ("memory_masked", 1, 1),
     ("memory_masked", 6, 8),
     ("head", 3, 1),
     *(
       pytest.param(*values, marks=pytest.mark.slow)
       for values in (
-        ("memory_masked", 6, 1), ("cls_masked", 4, 1), ("side_masked", 1, 1),
-        ("side_masked", 6, 1), ("side_masked", 3, 8), ("full", 1, 1),
-        ("full", 1, 8), ("adapter", 1, 1), ("memory", 1, 1),
+        ("memory_masked", 1, 1), ("memory_masked", 6, 1),
+        ("cls_masked", 4, 1), ("side_masked", 1, 1), ("side_masked", 6, 1),
+        ("side_masked", 3, 8), ("full", 1, 1), ("full", 1, 8),
+        ("adapter", 1, 1), ("memory", 1, 1),
       )
     ),
   ],

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from conftest import random_task, tiny_backbone
-from families import FAMILIES, FEW_FIRST
+from families import FAMILIES, ONE_FIRST
 
 import memory_vit as mv
 from memory_vit.errors import TaskError
@@ -26,8 +26,10 @@ def same_bits(a, b):
   return np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", FEW_FIRST)
+@pytest.mark.parametrize(
+  "dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("family", ONE_FIRST)
 def test_heads_change_nothing_and_answer_as_in_training(family, dtype, images):
   backbone = tiny_backbone(dtype=dtype, **FAMILIES[family])
   heads = [head_of(backbone, f"h{i}", seed=i, classes=2 + i) for i in range(3)]
@@ -205,7 +207,9 @@ def test_a_predictor_of_heads_alone_runs_no_token(backbone):
   assert change.compiled > 0
 
 
-@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize(
+  "devices", [1, pytest.param(8, marks=pytest.mark.slow)]
+)
 def test_original_outputs_beside_256_heads(backbone, devices):
   rng = np.random.default_rng(0)
   images = rng.uniform(-1, 1, (8, 8, 8, 3)).astype(np.float32)

@@ -98,6 +98,7 @@ def test_finished_run_stays_as_it_is(done, config_of):
   assert json.loads(again) == json.loads(written)
 
 
+@pytest.mark.slow
 def test_trials_of_a_sweep_are_fitted_in_parts(
   config_of, tmp_path, monkeypatch
 ):

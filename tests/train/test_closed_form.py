@@ -25,6 +25,7 @@ from memory_vit.train import fit as fit_lib
 SIDE = 8
 PIXELS = np.stack([fake_data.noise(i, SIDE, SIDE) for i in range(60)])
 ROWS = np.arange(len(PIXELS))
+QUICK = ("head", "probe", "cls_masked", "memory_masked")
 RUN = {"name": "pets", "batch_size": 16, "progress": False}
 TARGETS = {
   "classes": ROWS % 5,
@@ -273,7 +274,13 @@ def test_dry_run_solves_nothing(backbone_file, tmp_path, monkeypatch):
     topology_plan.plan(config, "v5e-1", classes=10, examples=200)
 
 
-@pytest.mark.parametrize("regime", REGIMES)
+@pytest.mark.parametrize(
+  "regime",
+  [
+    name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+    for name in REGIMES
+  ],
+)
 def test_training_begins_with_a_head(small, regime):
   """Step 0 has the head's logits, but for what other parts begin with."""
   data = (PIXELS, ROWS % 5)
@@ -299,6 +306,7 @@ def test_training_begins_with_a_head(small, regime):
   assert abs(accuracies[0] - right) <= tolerance
 
 
+@pytest.mark.slow
 def test_head_to_begin_with_must_suit(small, tmp_path):
   data = (PIXELS, ROWS % 5)
   options = {**RUN, "name": "next", "regime": "cls_masked", "epochs": 1}
@@ -385,6 +393,7 @@ def test_images_that_the_head_has_seen_are_warned_of(small, caplog):
     )
 
 
+@pytest.mark.slow
 def test_run_that_is_stopped_in_the_evaluation_of_step_0_resumes(
   backbone_file, tmp_path, monkeypatch
 ):
