@@ -579,7 +579,7 @@ def test_a_square_of_patches_is_also_one_with_the_tokens_before_them():
   config, arrays = timm_source(
     "timm dinov2", 9, args={"img_size": None}, fixed_input_size=None
   )
-  assert "state model_args.img_size" in refusal(config, arrays)
+  assert "state this size in model_args.img_size" in refusal(config, arrays)
 
 
 def test_the_last_norm_of_one_token_has_either_name():

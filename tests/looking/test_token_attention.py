@@ -284,7 +284,7 @@ def test_the_colours_are_those_of_inferno():
     (None, np.full((2, 2), -1), {}, "numbers of at least 0"),
     (None, np.full((2, 2), np.nan), {}, "finite numbers"),
     (None, None, {"opacity": 2}, "opacity is 2 and"),
-    (None, None, {"peak": np.inf}, "peak inf, expected"),
+    (None, None, {"peak": np.inf}, "peak is inf, expected"),
   ],
 )
 def test_impossible_overlays_are_refused(image, heat, options, message):

@@ -346,7 +346,7 @@ def values_kind(**changed):
     (lambda m: m["spec"]["preprocessing"].update(image_size=10**6)
      or m["spec"]["backbone"].update(image_size=10**6), "1 to 2048 pixels"),
     (lambda m: m["spec"]["preprocessing"].update(crop="central", resize=10**6),
-     "to 4096 pixels"),
+     "to 4096 for 'central'"),
     (lambda m: m["spec"]["backbone"].update(fingerprint="x"), "of 64 digits"),
     (lambda m: m["spec"].update(attends_to=["a"], parent_digests=["x"]),
      "parent_digests[0] is 'x', expected a SHA-256"),
@@ -569,7 +569,7 @@ def test_values_that_are_not_finite_are_neither_saved_nor_loaded(
 ):
   task = mv.load_task(pets, backbone)
   broken = mv.Task(task.spec, {**task.params, "cls": task.params["cls"] / 0})
-  with pytest.raises(TaskError, match=r"'pets' cannot be saved: \['cls'\]"):
+  with pytest.raises(TaskError, match=r"'pets' cannot be .* arrays \['cls'\]"):
     mv.save_task(broken, tmp_path / "broken")
   assert not (tmp_path / "broken").exists()
   with monkeypatch.context() as m:
@@ -794,8 +794,9 @@ def test_image_bomb_is_refused(tmp_path):
   assert read(tmp_path / "good.png").pixels is not None  # and all is loaded
   for side, reason in [
     (16_000, "more than 64 megapixels"),
-    (9_000, "9000 x 9000 pixels, more than 64 megapixels, the limit"),
-  ]:
+    (9_000, "the image has 9000 x 9000 pixels, more than 64 megapixels, "
+            "the limit"),
+  ]:  # fmt: skip
     file = tmp_path / "bomb.png"
     file.write_bytes(bomb(side))
     assert file.stat().st_size < 40_000
