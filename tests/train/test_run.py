@@ -721,7 +721,7 @@ def test_learning_rate_may_change_only_with_more_steps(
   before = checksums(workdir)
   faster = dataclasses.replace(config, learning_rate=0.2)
   with pytest.raises(
-    TrainingError, match="all of its 6 steps, and config.learning_rate would"
+    TrainingError, match="all of its 6 steps, .*config.learning_rate would"
   ):
     run.train_and_evaluate(faster, workdir)
   assert checksums(workdir) == before
