@@ -120,7 +120,7 @@ def _show(archives: list[Path], repository: str) -> None:
 
 
 def _leads_to(repository: str) -> str:
-  """Where the archives say that the project is, or what they then lack."""
+  """Describe the address in the archives, or what is missing without one."""
   if repository:
     return f"README, metadata and notebooks lead to {repository}"
   return (

@@ -1,4 +1,4 @@
-"""Where the project lies, in all that a release says of itself."""
+"""Address of the project in all files of a release."""
 
 import argparse
 import json
@@ -34,7 +34,7 @@ def repository(text: str) -> str:
 
 
 def _is_name(text: str) -> bool:
-  """Whether GitHub could have it: no directory, and no second ".git"."""
+  """Return whether GitHub allows the name: no directory, no second ".git"."""
   return text not in (".", "..") and not text.endswith(".git")
 
 
@@ -112,7 +112,7 @@ def _most_named(texts: Mapping[str, str]) -> str:
 
 
 def _agrees(file: str, text: str, version: str, name: str) -> bool:
-  """Whether a notebook installs this version from here, as its badge says."""
+  """Return whether a notebook installs the version that its badge names."""
   badge = f"/github/{name}/blob/v{version}/colab/{file})"
   return (
     f'REPOSITORY = "{name}"' in text

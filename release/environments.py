@@ -28,7 +28,7 @@ def pythons() -> dict[str, Path]:
 
 
 def _candidates(version: str) -> list[Path]:
-  """Where an interpreter may be: on the PATH, or one that pyenv has."""
+  """Return paths at which an interpreter may be: on the PATH, or of pyenv."""
   names = [shutil.which(f"python{version}")]
   pyenv = shutil.which("pyenv")
   if pyenv:

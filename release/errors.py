@@ -1,4 +1,4 @@
-"""What stops a release."""
+"""Error that stops a release."""
 
 
 class ReleaseError(Exception):

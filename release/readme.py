@@ -54,7 +54,7 @@ def _without_files(text: str) -> Iterator[str]:
 
 
 def _blocks(text: str) -> Iterator[str]:
-  """What empty lines part; code that is fenced stays together."""
+  """Yield blocks that empty lines separate; fenced code stays together."""
   lines: list[str] = []
   fenced = False
   for line in [*text.splitlines(), ""]:
@@ -77,5 +77,5 @@ def _with_content(blocks: list[str]) -> list[str]:
 
 
 def _level(block: str) -> int:
-  """Of a heading: 1 for the title; 0 of anything else."""
+  """Return the level of a heading: 1 for the title; 0 if it is no heading."""
   return len(block) - len(block.lstrip("#")) if block.startswith("#") else 0

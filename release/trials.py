@@ -1,4 +1,4 @@
-"""What a user does first, from an installed wheel: each step is timed."""
+"""Timed first steps of a user, from an installed wheel."""
 
 import contextlib
 import json

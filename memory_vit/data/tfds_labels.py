@@ -25,7 +25,7 @@ _Features = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-  """Where to find the image and the label in an example.
+  """Places of the image and of the label in an example.
 
   Attributes:
     image: name of the feature that holds the image.

@@ -1,4 +1,4 @@
-"""Which examples of a split tasks get right, and paired differences of tasks.
+"""Correctly classified examples of a split, and paired differences of tasks.
 
 An accuracy on 3,600 images has a standard error of 0.8 points. The error of the
 difference of two tasks is half of it if most images are right or wrong in both.

@@ -87,7 +87,7 @@ class HeldOut(NamedTuple):
 
 
 class HeadOutputs(NamedTuple):
-  """Which outputs of a head are padding, and the weights of the outputs."""
+  """Mask of the padded outputs of a head, and weights of its outputs."""
 
   is_class: Any = None  # bool (c,), False for padding; None if no padding
   # float32 (c,): weights of classes or of positive labels; None if all are 1

@@ -1,4 +1,4 @@
-"""What tasks attend to in images, and what their memory cells are worth."""
+"""Attention of tasks in images, and ablation of their memory cells."""
 
 from etils import epy
 

@@ -43,7 +43,7 @@ from memory_vit.tasks.slots import Slots
 )
 @dataclasses.dataclass(frozen=True, eq=False)  # == fails for arrays
 class AttentionRollout:
-  """How much each input contributes to a task's class token after each block.
+  """Contribution of each input to a task's class token after each block.
 
   All arrays are NumPy float32. In each layer, `image` (summed over s), `tokens`
   and `memory` add up to 1.

@@ -29,7 +29,7 @@ from memory_vit.looking.token_attention import TokenAttention
 )
 @dataclasses.dataclass(frozen=True, eq=False)  # == fails for arrays
 class AttentionShares:
-  """How the class token of a task distributes its attention.
+  """Shares of the attention of a task's class token.
 
   All arrays are NumPy float64, means over images and heads. In each layer, the
   shares add up to 1, up to rounding.

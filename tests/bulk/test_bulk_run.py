@@ -261,7 +261,7 @@ def test_a_worker_of_ray_makes_damaged_shards_again(folder, tmp_path):
 
 
 def test_an_output_may_lie_below_the_input(folder):
-  """The same command does not read its own shards."""
+  """A repeated command does not read the shards that it has written."""
   assert make(folder, folder / "out").made == 3
   assert make(folder, folder / "out").made == 0
   assert len(table(folder / "out")) == 23

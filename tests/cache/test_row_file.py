@@ -509,7 +509,7 @@ def test_later_run_counts_unreadable_records_of_cached_rows(config, backbone):
 def test_disk_cache_of_python_data_requires_a_version(
   version, config, backbone
 ):
-  """Of its contents nothing else is known."""
+  """Without a version, a change of the contents would not be noticed."""
   reader = reader_of(config)
   known = DataFiles(facts={"examples": SIZE, "version": version})
   source = dataclasses.replace(reader, data_files=known)

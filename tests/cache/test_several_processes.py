@@ -1,4 +1,4 @@
-"""What processes of a run that cache rows agree on; the others are made up."""
+"""Agreement of processes that cache rows; other processes are simulated."""
 
 import json
 import shutil

@@ -97,7 +97,7 @@ def start_training(argv):
 
 
 def refusal(capsys, command, argv):
-  """What is wrong with a refusal; "" where it is one in one line."""
+  """Return the fault of a refusal; "" if the command refuses in one line."""
   status = console.run_command(lambda: command(argv))
   out, err = capsys.readouterr()
   if status != 2:
@@ -177,7 +177,7 @@ SOME = 7
 @pytest.mark.parametrize("most", [SOME, pytest.param(99, marks=NIGHTLY)])
 @pytest.mark.parametrize("part", ["", *option_help.sections()])
 def test_bad_values_of_every_option(part, most, begun, capsys, tmp_path):
-  """Of each at least five."""
+  """Refuse at least five bad values of each option."""
   wrong = {}
   keys = [key for key in OPTIONS if key.rpartition(".")[0] == part]
   for key in keys:

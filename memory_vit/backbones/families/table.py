@@ -56,7 +56,7 @@ _INDENTED = "\n  "
 
 @dataclasses.dataclass(frozen=True)
 class To:
-  """How to convert a layer or array of a source model to our layout."""
+  """Rule to convert a layer or array of a source model to our layout."""
 
   # Name of our layer or array. If one source layer computes the outputs of
   # several of our layers (such as GATE and UP), a tuple of our layers' names.
