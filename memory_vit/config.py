@@ -270,9 +270,9 @@ class TaskConfig:
   cls_init: str = option(
     "pretrained", Choice(("pretrained", "normal")), sweep=True
   )
-  # Share of the validation images that a task of "classes" may mistake for
-  # images of none of its classes. After training, this share determines the
-  # threshold below which answers say "unknown". 0 sets no threshold.
+  # Share of the validation images that a task of "classes" may wrongly answer
+  # with "unknown". After training, this share determines the threshold below
+  # which an answer is "unknown". 0 sets no threshold.
   unknown: float = option(
     0.0, Number(0, 1, "a share of the images", below=True), resume="free"
   )

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 MOST_CLASSES = 2**20
 _ONE_FOR_EACH = (
-  "expected booleans, such as [true, false] or list<bool> of Parquet, or an "
+  "give booleans, such as [true, false] or list<bool> of Parquet, or an "
   "array of NumPy"
 )
 # Pattern of a number; "007" is a name, because it has leading zeros.

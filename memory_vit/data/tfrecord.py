@@ -86,9 +86,9 @@ class _CutError(Exception):
 
 
 def _records(path: str) -> Iterator[bytes | CorruptRecord]:
-  """Yield the records of a file, then one `CorruptRecord` again and again.
+  """Yield the records of a file, and without end a `CorruptRecord` after them.
 
-  This `CorruptRecord` says why no further record can be found in the file.
+  Its reason may be that the file ends as it should.
   """
   try:
     with tf.io.gfile.GFile(path, "rb") as file:

@@ -104,7 +104,7 @@ def _as_asked(
 
 
 def _with_bits(batch: dict[str, Any]) -> dict[str, Any]:
-  """Return `batch` with float64 labels as bits, as devices would round them."""
+  """Return `batch`; store float64 labels as bits, which no device rounds."""
   label = batch["label"]
   if label.dtype != np.float64:
     return batch

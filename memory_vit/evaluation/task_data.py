@@ -131,9 +131,9 @@ def choose(
     more = len(missing) - _LISTED
     shown = missing[:_LISTED] + ([f"and {more} more"] if more > 0 else [])
     raise TaskError(
-      "data that only a task names are not opened, because anybody may have "
-      f"written the task. Missing options: {'; '.join(shown)}. Or give "
-      "--data_root=DIR, to let tasks open all data below this directory."
+      f"data to evaluate on are missing: {'; '.join(shown)}. Data that only a "
+      "task names are not opened, because anybody may have written the task. "
+      "To open them, give --data_root=DIR: all data below DIR may be opened."
     )
   return chosen, original
 

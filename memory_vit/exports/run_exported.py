@@ -21,7 +21,7 @@ import numpy as np
 # Function that takes images, or the bytes of image files, and returns
 # {name of an output: array (b, c)}.
 Call = Callable[[Any], Mapping[str, Any]]
-# Limits of one time measurement: total seconds; number of calls.
+# A measurement of time ends after this many seconds, or this many calls.
 _TIMING_SECONDS, _CALLS = 10.0, 5
 
 

@@ -124,7 +124,7 @@ def shape_by_shorter_side(
 def view_bytes(
   height: int, width: int, preprocessing: EvalPreprocessing
 ) -> int:
-  """Return the peak memory of `eval_view` in bytes, without `pixels`."""
+  """Return a bound of the peak memory of `eval_view`, without `pixels`."""
   new_height, new_width = resized_shape(height, width, preprocessing)
   side = preprocessing.image_size
   if preprocessing.interpolation == "bilinear":

@@ -92,7 +92,7 @@ class Backbone:
 
   @functools.cached_property
   def _ready(self) -> list[Any]:
-    """Cache: [leaves of `params`, result of `for_programs`]; [] if unused."""
+    """A cache: [leaves of `params`, result of `for_programs`], or still []."""
     return []
 
   @property

@@ -278,7 +278,7 @@ class TaskFollower:
     return self._predictor.task_set.digests.get(name, NO_TASK)
 
   def _require_usable(self, initial: TaskSet) -> None:
-    """Raise if no task is usable, or if preprocessing is unlike `initial`'s."""
+    """Raise unless tasks were loaded whose preprocessing fits `initial`."""
     shown, problem = self._predictor.task_set, ""
     if self.problems and not shown.names:
       name, reason = next(iter(self.problems.items()))

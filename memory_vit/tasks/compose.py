@@ -243,8 +243,8 @@ def require_same_images(specs: Sequence[TaskSpec]) -> None:
     if spec.preprocessing != specs[0].preprocessing:
       raise TaskError(
         f"tasks {specs[0].name!r} and {spec.name!r} need images prepared "
-        f"differently: {specs[0].preprocessing} and {spec.preprocessing}. The "
-        "tasks of a pass share images: make a new task with mv.init_task(..., "
-        f"preprocessing={spec.name}.spec.preprocessing), or train both with "
-        "the same config.data.eval_crop and config.data.resize."
+        f"differently: {specs[0].preprocessing} and {spec.preprocessing}. "
+        "Tasks that run together share the images. Train both with the same "
+        "config.data.eval_crop and config.data.resize; or make one task anew, "
+        "with mv.init_task(..., preprocessing=OTHER_TASK.spec.preprocessing)."
       )

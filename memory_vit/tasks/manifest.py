@@ -257,7 +257,9 @@ def _require_possible(spec: TaskSpec, where: str) -> None:
   backbone = f"{where}: spec.backbone"
   _require_sha256(spec.backbone.fingerprint, f"{backbone}.fingerprint")
   if len(spec.backbone.variant) > 100 or len(spec.backbone.gelu) > 100:
-    raise TaskError(f"{backbone} has a text of more than 100 characters.")
+    raise TaskError(
+      f"{backbone}: variant and gelu may have at most 100 characters."
+    )
   for i, sha256 in enumerate(spec.parent_digests):
     if sha256:  # "" if the digest is unknown
       _require_sha256(sha256, f"{where}: spec.parent_digests[{i}]")

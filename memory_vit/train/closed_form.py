@@ -142,7 +142,7 @@ class ClosedFormStep:
       )
 
   def _cross_validate(self, trial: Trial, outputs: np.ndarray) -> bool:
-    """Fill `outputs` by cross-validation; return False for too few images."""
+    """Fill `outputs` by cross-validation; return False if it is impossible."""
     validated = closed_form.cross_validated(
       self._solver(trial), self._rows[0], self._targets, self._count,
       data_seed(self._inputs.config),

@@ -52,9 +52,9 @@ def plan(inputs: RunInputs, workdir: Path) -> PassPlan:
 
 
 def _saved_plan(workdir: Path) -> Any:
-  """Return a saved `PassPlan` as JSON values; None if no state can be read.
+  """Return the saved `PassPlan` as JSON values; None if no state has one.
 
-  Each state contains the plan. `Checkpoints` reports damaged states.
+  Only states of runs of several packs have one. `Checkpoints` reports damage.
   """
   for path in _states(workdir):
     with contextlib.suppress(TrainingError):
@@ -123,8 +123,8 @@ def _measured_share(
 ) -> float:
   """Compile a pack; return its measured memory divided by its estimated memory.
 
-  The pack has as many trials as would fit if they took half of the estimated
-  memory. If the plan gets packs of this size, the compiled pack is one of them.
+  The pack is as large as if trials took half of their estimated memory. If the
+  plan then has packs of this size, training reuses the compiled program.
   """
   most = sweep.at_once(min(first // 2, free), further // 2, free)
   largest = sweep.packs_of(inputs.trials, most)[-1]

@@ -440,10 +440,9 @@ def _require_new_names(
   taken = sorted(names & {task.spec.name for task in parents})
   if taken:
     raise ConfigError(
-      f"the new task would have a name that is already in use: {taken}. This "
-      "name belongs to a task in config.task.attends_to or "
-      "config.task.indirect, or to an ancestor of that task. Give another "
-      "config.task.name."
+      f"new tasks would have names that are already in use: {taken}. Tasks in "
+      "config.task.attends_to or config.task.indirect, or their ancestors, "
+      "have these names. Give another config.task.name."
     )
 
 
@@ -463,8 +462,8 @@ def _require_same_outputs(config: Config, splits: Mapping[str, Split]) -> None:
     if split.class_names != train.class_names:
       raise DataError(
         f"{split} (used for {role!r}) has {split.num_classes} {kind}, and "
-        f"{train} has {train.num_classes}: expected equal names in the same "
-        "order."
+        f"{train} has {train.num_classes}, but their names differ: expected "
+        "equal names in the same order."
       )
 
 

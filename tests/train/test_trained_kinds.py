@@ -357,7 +357,7 @@ def test_splits_of_another_kind_or_other_names_are_refused():
     (split_of("labels", [[1, 0]]), "'values', but .* has labels: expected"),
     (
       split_of("values", [[1, 0]], ("x", "z")),
-      "'test'.* has 2 values, and .* has 2: expected equal names",
+      "'test'.* has 2 values, and .* has 2, but their names differ",
     ),
   ):
     with pytest.raises(DataError, match=message):
