@@ -134,9 +134,11 @@ def header(encoded: bytes) -> tuple[str, int, int]:
 def pixels_claimed(encoded: bytes) -> int:
   """Return the number of pixels in the header, weighted by decoding time.
 
-  The result is at least a third of the file size in bytes. It is 0 if the file
-  is not an image, or if the image is too large to be decoded.
+  The result is at least a third of the file size in bytes. It is a third if the
+  file is not an image, or if the image is too large to be decoded: finding this
+  out also takes time, so such files must not overtake ordinary images.
   """
+  least = len(encoded) // 3
   try:
     if encoded.startswith(jpeg.MAGIC):
       width, height, _, outline = _jpeg_header(encoded)
@@ -149,8 +151,8 @@ def pixels_claimed(encoded: bytes) -> int:
       with opened(encoded) as image:
         (width, height), weight = image.size, _weight(image)
   except Exception:  # `decode` will report the error
-    return 0
-  return max(int(width * height * weight), len(encoded) // 3)
+    return least
+  return max(int(width * height * weight), least)
 
 
 def require_size(

@@ -104,7 +104,7 @@ def test_progressive_jpeg_costs_scans_times_pixels(monkeypatch):
   assert decoding.pixels_claimed(encoded) == 2 * 20 * 30
   prepare(encoded)
   monkeypatch.setattr(decoding, "MAX_PIXELS", 2 * 20 * 30 - 1)
-  assert decoding.pixels_claimed(encoded) == 0
+  assert decoding.pixels_claimed(encoded) == len(encoded) // 3
   with pytest.raises(
     DataError, match="megapixels, the limit for a JPEG of 24 scans"
   ):
@@ -242,6 +242,19 @@ def test_pixels_that_take_longer_count_more(monkeypatch, encoded, weight):
   assert decoding.pixels_claimed(filled) == len(filled) // 3
   monkeypatch.setattr(decoding, "MAX_PIXELS", 600)
   assert decoding.pixels_claimed(encoded) == int(600 * weight)
+
+
+@pytest.mark.fault("many-pixels")
+@pytest.mark.parametrize(
+  "encoded",
+  [gif_with(60_000), bytes(9_000), encode(noise(0, 40, 40), "PNG")[:-900]],
+  ids=["too many blocks", "no image", "cut"],
+)
+def test_files_that_are_refused_count_their_bytes(encoded):
+  """With a weight of 0 they would go before all ordinary images."""
+  with pytest.raises(DataError):
+    decoding.decode(encoded)
+  assert decoding.pixels_claimed(encoded) >= len(encoded) // 3
 
 
 def test_damage_is_decoded_once(monkeypatch):
