@@ -375,7 +375,7 @@ def test_tasks_that_were_prepared_differently_name_the_remedy(small, task):
   central = mv.EvalPreprocessing(image_size=8, crop="central", resize=9)
   other = random_task(small, "b", preprocessing=central)
   with pytest.raises(
-    TaskError, match="preprocessing=b.spec.preprocessing"
+    TaskError, match="preprocessing=OTHER_TASK.spec.preprocessing"
   ) as error:
     mv.concatenate(task, other)
   assert "init_task" in str(error.value)
