@@ -51,8 +51,8 @@ CLOSED_FORMS = tuple(
 )
 # Learning rates to try for a new task; the paper lists no learning rates.
 LEARNING_RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-# On our test bed, choosing among these three on validation images is as good as
-# choosing among all six (docs/choosing_a_regime.md).
+# On our test bed, choosing one of these three rates on validation images is as
+# good as choosing one of all six `LEARNING_RATES` (docs/choosing_a_regime.md).
 FEW_LEARNING_RATES = (0.03, 0.3, 1.0)
 
 
@@ -126,9 +126,9 @@ class DataConfig:
   # Random seed for the order and crops of training images; -1 takes the seed of
   # the run. All trials of a sweep share batches, even if their seeds differ.
   seed: int = option(-1, dataclasses.replace(_SEED, least=-1))
-  # Maximum size (GiB) of a data set that is read into memory, as encoded
-  # images, because its files have no random access. The error for a larger data
-  # set says how to convert its files.
+  # Maximum size (GiB) of a data set whose files have no random access: all
+  # its encoded images are read into memory. The error for a larger data set
+  # says how to convert its files.
   cache_gib: float = option(16.0, _GIB, resume="free")
   # Maximum number of unreadable examples to skip per split before the run
   # fails. The counts of several processes are added whenever a state is saved.
@@ -140,11 +140,12 @@ class DataConfig:
   # start). Metadata that TFDS recorded is compared as well. This option may
   # change when a run is resumed.
   digest: str = option("files", Choice(("files", "contents")), resume="free")
-  # For a TFDS data set with several labels: name of a feature, or a label of
-  # VTAB: "clevr_count", "clevr_distance", "kitti_distance", "dsprites_x",
-  # "dsprites_orientation", "smallnorb_azimuth" or "smallnorb_elevation". For a
-  # table (CSV or Parquet): name of a column, "label" by default. For several
-  # labels or values, give several names, separated by commas.
+  # What to learn. If a TFDS data set has several labels: name of a feature, or
+  # a label of VTAB: "clevr_count", "clevr_distance", "kitti_distance",
+  # "dsprites_x", "dsprites_orientation", "smallnorb_azimuth" or
+  # "smallnorb_elevation". For a table (CSV or Parquet): name of a column,
+  # "label" by default. If `kind` is "labels" or "values", several names may be
+  # given, separated by commas.
   label: str = option("", Text('a feature of the data set, or ""', ".*", 200))
   # Column of a table (CSV or Parquet) that holds the paths of the images; "" is
   # "path".
@@ -249,8 +250,8 @@ class TaskConfig:
   # Directories of earlier tasks that the new task attends to (model extension),
   # or hf://OWNER/NAME/TASK. The earlier tasks stay unchanged.
   attends_to: tuple[str, ...] = option((), _TASKS, resume="free")
-  # Directories of tasks that the tasks in `attends_to` attend to. Not needed
-  # for a task in the same folder as the task that attends to it.
+  # Directories of tasks that the tasks in `attends_to` attend to. A task need
+  # not be given if it lies in the same folder as the task that attends to it.
   indirect: tuple[str, ...] = option((), _TASKS, resume="free")
   # Directory of a task of the regime `head` with the same classes, such as a
   # task from --config=closed, or hf://OWNER/NAME/TASK. Training begins with the
@@ -337,9 +338,9 @@ class OptimConfig:
   )
   # Weights in the loss: "none" (all are 1) or "balanced", so that rare classes
   # count as much as frequent classes. With n training examples, a class has the
-  # weight n / (classes * examples of the class). If task.kind is "labels", the
-  # loss of a label is weighted, for examples that have the label, by (number of
-  # examples without the label) / (number of examples with the label).
+  # weight n / (classes * examples of the class). If task.kind is "labels", an
+  # example that has a label counts in the loss of this label with the weight
+  # (number of examples without the label) / (number with the label).
   class_weights: str = option("none", Choice(("none", "balanced")), sweep=True)
   # Mixup: images are mixed in pairs, with shares drawn from Beta(mixup, mixup);
   # 0 is off, 0.2 is common. All trials of a sweep share the mixed images.
@@ -390,9 +391,10 @@ class SweepConfig:
 
   # Values of `regime`. Masked regimes share passes; each regime that is not
   # masked needs separate passes. If `cache.what` is "contexts" or "features",
-  # each regime caches what it can use. Unless `export` is "all", one trial of
-  # each regime is exported: the best of all trials as task.name, and the best
-  # trial of each other regime as task.name-REGIME.
+  # each regime caches the one of these that it can use, or nothing. Unless
+  # `export` is "all", one trial of each regime is exported: the best of all
+  # trials as task.name, and the best trial of each other regime as
+  # task.name-REGIME.
   regime: tuple[str, ...] = option((), Items(_REGIME, MOST_TRIALS))
   # Values of `learning_rate`.
   learning_rate: tuple[float, ...] = option((), _RATES)
@@ -449,8 +451,8 @@ class WandbConfig:
   project: str = option("", _PROJECT, resume="free")
   # User or team of the project; "" is the default of the account.
   entity: str = option("", _PROJECT, resume="free")
-  # Name of the run; "" is --workdir. In a list of runs, each run is named after
-  # its directory, and `wandb.name` is the default of `group`.
+  # Name of the run; "" is --workdir. In a list of runs (as in `studies`), each
+  # run is named after its directory. Their group is `group`, or else `name`.
   name: str = option("", _LABEL, resume="free")
   # Group of runs that W&B shows together.
   group: str = option("", _LABEL, resume="free")
@@ -528,14 +530,14 @@ class Config:
   checkpoint_every: int = option(1_000, _STEPS, resume="recorded")
   # Steps between progress lines.
   log_every: int = option(50, _STEPS, resume="free")
-  # Number of test images (else validation images) in attention.png, the plot of
-  # the best task's attention; answers.png shows predictions for three times as
-  # many images. 0 draws neither these plots nor the confusion matrix. Lists of
-  # runs draw no plots.
+  # Number of images in attention.png, which shows the best task's attention on
+  # test images (without a test split, on validation images). answers.png shows
+  # predictions for three times as many test images. 0 draws neither these plots
+  # nor the confusion matrix. Lists of runs draw no plots.
   log_images: int = option(8, Number(0, 64, "images"), resume="free")
   # Also write trained parameters as plain orbax checkpoints,
   # WORKDIR/orbax/NAME. Lists of runs write none, and neither does the regime
-  # "full", because its export would double in size.
+  # "full", because its checkpoint would hold the whole backbone once more.
   export_orbax: bool = option(True, Switch(), resume="free")
   # Step from which 5 steps are profiled for TensorBoard; 0 is off.
   profile_at: int = option(0, _STEPS_OR_NONE, resume="free")
@@ -808,7 +810,8 @@ def _of_cache(config: Config) -> list[str]:
     return lines + _of_decoded_images(cache, config.data)
   possible = cacheable_part(config.regime)
   if config.sweep.regime:
-    possible = cache.what  # each trial caches what suits its own regime
+    # Accept `cache.what`: each trial caches what suits its own regime.
+    possible = cache.what
   if possible == "none":
     lines.append(
       f"config.cache.what is {cache.what!r}, expected 'none': the regime "

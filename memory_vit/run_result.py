@@ -222,7 +222,7 @@ def _require_format(file: Path, version: Any) -> None:
     raise ConfigError(
       f"{file} has the format {brief(version)}, but this version of memory_vit "
       f"reads {FORMAT}: train again in another --workdir, or use the version "
-      "that wrote it."
+      "that wrote the file."
     )
 
 

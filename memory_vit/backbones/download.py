@@ -130,7 +130,8 @@ def _cached_path(url: str) -> Path:
   except (RuntimeError, ValueError) as error:
     raise BackboneError(
       f"cannot fetch {url!r} ({error}): expected the address of an .npz file. "
-      "The variable MEMORY_VIT_CACHE, if set, must name a directory."
+      "If the address is right, the directory for downloads cannot be "
+      "found: set the variable MEMORY_VIT_CACHE to the path of a directory."
     ) from error
 
 

@@ -47,7 +47,8 @@ _CLASSES = {
   **dict.fromkeys(("siglip", "siglip_vision_model"), "Siglip"),
   **dict.fromkeys(("clip", "clip_vision_model"), "CLIP"),
 }
-# Supported switches. The last two are ignored: they do not change RGB photos.
+# Supported switches. do_convert_rgb and do_reduce_labels are ignored, because
+# they do not change RGB photos.
 _SWITCHES = {
   *("do_resize", "do_center_crop", "do_rescale", "do_normalize"),
   *("do_convert_rgb", "do_reduce_labels"),
@@ -142,7 +143,11 @@ def as_rgb(values: Any, name: str) -> Rgb:
     rgb = _rgb(Fields({name: numbers}, "the argument"), name)
   except (TypeError, ValueError):
     raise ConfigError(
-      refusal(name, values, "red, green and blue of images in [0, 1]")
+      refusal(
+        name,
+        values,
+        "red, green and blue for pixels in [0, 1], or one number for all three",
+      )
     ) from None
   assert rgb
   return rgb
@@ -189,7 +194,7 @@ def _sides(size: Any, to_square: bool = True) -> Mapping[str, Any]:
 
 
 def _square(sides: Mapping[str, Any]) -> Any:
-  """Return the side of a square size, or None for any other size."""
+  """Return the side of the square if `sides` describe one, otherwise None."""
   is_square = sides == dict.fromkeys(("height", "width"), sides.get("height"))
   return sides["height"] if is_square else None
 

@@ -22,8 +22,9 @@ Arrays = dict[str, np.ndarray]
 
 # Prefixes of parameter names in checkpoints of whole training states.
 PREFIXES = ("opt/target/", "params/")
-# big_vision's models of images and texts (SigLIP): prefix of the names in the
-# image tower, and pattern of the other names (text tower, temperature, bias).
+# Parameter names in big_vision's models of images and texts (SigLIP): prefix of
+# all names in the image tower, and pattern of all other names (of the text
+# tower, the temperature and the bias).
 TOWER = "img/"
 _BESIDE_TOWER = re.compile(r"txt/.+|t|b")
 MAP_HEAD = "MAPHead_0/"
@@ -130,9 +131,10 @@ def _with_class_position(positions: np.ndarray) -> np.ndarray:
   """Prepend a zero for the class token to positions (1, n, d) of big_vision.
 
   In files of big_vision, the array `cls` is the sum of the class token and its
-  position. Files of vit_jax store the token and the position separately. Both
-  files give equal outputs of the backbone, but different fingerprints. Outputs
-  of tasks differ, too: a task adds the stored position to its own class token.
+  position. Files of vit_jax store the token and the position separately. The
+  backbone has the same outputs with either file, but different fingerprints. A
+  task has different outputs, because the task's own class token replaces the
+  stored token, and only files of vit_jax have a position to add to it.
   """
   if positions.ndim != 3 or not square_side(positions.shape[1]):
     return positions

@@ -92,7 +92,10 @@ def _stated_processor(
 def _normalization(
   processor: ImageProcessor, given: Mapping[str, Rgb]
 ) -> Normalization:
-  """Return mean and std from files or `given`; raise if the two disagree."""
+  """Return the mean and std that `processor` states, or else those in `given`.
+
+  Raise if both have a value, and the values differ.
+  """
   normalization = {
     name: (value, f"the argument {name}") for name, value in given.items()
   }

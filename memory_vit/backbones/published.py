@@ -64,7 +64,8 @@ class Published(Note):
   layout: str  # name of the layout of the weights, for display
   # Whether the files state `config`; if not, array shapes determine it.
   states_config: bool = False
-  # Mean and std, which are already folded into the patch embedding.
+  # Mean and std of the source's images. In `arrays`, they are already folded
+  # into the patch embedding.
   normalization: Normalization = dataclasses.field(
     default_factory=lambda: {"mean": _LAYOUT, "std": _LAYOUT}
   )

@@ -297,8 +297,8 @@ def _checked_size(file: Path) -> int:
     MAX_HEADER_BYTES, size - _LENGTH_BYTES
   ):
     raise BackboneError(
-      f"{file} is no {SAFETENSORS} file, or its end is missing: the file has "
-      f"{size:,} bytes, but claims a header of {length:,} bytes, expected at "
-      f"most {MAX_HEADER_BYTES:,}."
+      f"{file} is no {SAFETENSORS} file, or its end is missing: it claims a "
+      f"header of {length:,} bytes, but has {size:,} bytes in all, and a "
+      f"header may have at most {MAX_HEADER_BYTES:,} bytes."
     )
   return size

@@ -77,7 +77,7 @@ class PredictionModel:
   """
 
   def __init__(self, job: PredictionJob, predictor: Predictor) -> None:
-    """Keep the predictor's tasks of now; later changes have no effect."""
+    """Use the tasks that `predictor` has now; later changes have no effect."""
     self._job, self._predictor = job, predictor
     self._task_set = task_set = predictor.task_set
     if not task_set.names:

@@ -152,8 +152,8 @@ class ShardWorker:
       self._model.facts
     ):
       raise TrainingError(
-        f"{folder}: a worker found the plan of another run, or loaded another "
-        "model. Expected a file system that all workers share, with the same "
+        f"{folder}: a worker found another plan or another model than this run "
+        "has. Expected a file system that all workers share, with the same "
         "backbone and tasks at the same paths."
       )
     self._plan.columns.absolute()
@@ -166,7 +166,7 @@ class ShardWorker:
     return batch
 
   def _make(self, shard: int) -> None:
-    """Make a shard, unless a worker that died had finished the shard."""
+    """Make a shard, unless it is whole: a dead worker may have finished it."""
     if shard_file.is_whole(self._folder, self._plan, shard):
       return
     tries = self._folder / plans.FOLDER / f"{self._plan.name(shard)}.tries"

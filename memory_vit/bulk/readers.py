@@ -222,9 +222,9 @@ def _found_columns(
     fault = f"is of type {schema.field(image).type}" if image else "is missing"
     raise DataError(
       f"{escaped(str(path))}: the column of images ({' or '.join(wanted)}) "
-      f"{fault}; the columns are {brief(schema.names)}. Expected bytes, a "
-      "struct {bytes, path}, or a path in each row: give the name of such a "
-      "column as --image_column."
+      f"{fault}; the columns are {brief(schema.names)}. Give the name of the "
+      "column of images as --image_column. Each row of that column must hold "
+      "the bytes of an image, a struct {bytes, path}, or a path."
     )
   label = columns.label or _LABEL_COLUMN
   if label in schema.names:

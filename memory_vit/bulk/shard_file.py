@@ -111,7 +111,8 @@ def _encoding(schema: pa.Schema) -> dict[str, Any]:
   compression, dictionaries = {}, []
   for field in schema:
     name, kind = field.name, field.type
-    if pa.types.is_list(kind):  # Parquet's name for the list's values
+    if pa.types.is_list(kind):
+      # In Parquet, the values of a list are in a column NAME.list.element.
       name, kind = f"{name}.list.element", kind.value_type
     is_dense = pa.types.is_floating(kind) or pa.types.is_fixed_size_binary(kind)
     compression[name] = "none" if is_dense else "zstd"

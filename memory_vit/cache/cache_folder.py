@@ -102,7 +102,7 @@ def locked(folder: Path, stop: StopSignal) -> Iterator[None]:
     end = time.monotonic() + 5
     while time.monotonic() < end:
       # Only process 0 waits here, but `check` must run on all processes. So
-      # call it only if there is a single process.
+      # `check` is called only if there is a single process.
       if jax.process_count() == 1:
         stop.check()
       time.sleep(0.2)

@@ -144,7 +144,7 @@ def training_facts(
     "flip": data.flip,
     "interpolation": preprocessing.interpolation,
     "crops": crops,
-    # A single crop per image is not random. Then `resize` and the seed change
+    # If `crops` is 1, the crop is not random: `resize` and the seed change
     # nothing, and runs that differ only in these two options share rows.
     "resize": data.resize if crops > 1 else 0,
     "seed": data_seed(config) if crops > 1 else 0,

@@ -177,7 +177,7 @@ def _read_headers(path: Path, count: int, header: np.dtype) -> np.ndarray:
 
 
 def _sums(headers: np.ndarray) -> np.ndarray:
-  """Return the CRC32 of each header without its last field, as uint32 (n,)."""
+  """Return the CRC32 of each header without its last field, uint32 (n,)."""
   fields = _bytes_of(headers)[:, :-4]
   sums = [zlib.crc32(field) for field in np.ascontiguousarray(fields)]
   return np.array(sums, np.uint32)

@@ -118,9 +118,9 @@ class Rows(abc.ABC):
 
   @abc.abstractmethod
   def _put(self, part: slice, inputs: Any) -> None:
-    """Store the first rows of `inputs` at the places `part`.
+    """Store the first rows of `inputs` in the places of the slice `part`.
 
-    Further rows of `inputs` are padding.
+    If `inputs` has more rows than `part` has places, those rows are padding.
     """
 
   @abc.abstractmethod

@@ -186,7 +186,7 @@ class RunCache:
     return rows
 
   def _on_disk(self, key: str, plan: SplitPlan) -> Rows:
-    """Return the rows of a split on disk; compute and store missing rows."""
+    """Return a split's rows; first compute and store rows missing on disk."""
     split = plan.examples.split
     folder, facts = self._folder(key, plan)
     paths.make_directory(folder, "config.cache.dir")

@@ -252,7 +252,7 @@ class CommandLine:
     )
 
   def _with_one_value(self, config: Config) -> Config:
-    """Return `config` without the sweep of any option that a flag sets."""
+    """If a flag sets an option, remove the option's sweep from `config`."""
     overrides = config_flags.get_override_values(self.flags["config"])
     for key, axis in (
       ("learning_rate", "learning_rate"),

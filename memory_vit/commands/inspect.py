@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _FIRST_LABELS = 10  # number of class names to show without --labels
 _DATA_KEYS = ("name", "dir", "train", "validation", "test")
 _SHARES = ("chance", "majority")
-# Metrics of a training run that other rows already show.
+# Metrics of a training run that get no row here, because other rows show them.
 _SHOWN_ELSEWHERE = ("name", "kind", "regime", "cells", "trainable_params")
 
 

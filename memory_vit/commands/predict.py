@@ -164,7 +164,7 @@ def _predict_all(arguments: argparse.Namespace) -> int:
   predictor = None
   with progress_bar.ProgressBar("predicting", total) as bar:
     for images in reader.read_files(entries, preprocessing):
-      # Make a predictor for the first batch: later batches are not larger.
+      # Make the predictor for the first batch: no later batch is larger.
       predictor = predictor or _predictor(
         backbone, tasks, arguments, len(images)
       )

@@ -112,7 +112,10 @@ def _settings(arguments: argparse.Namespace) -> ServerSettings:
 def _trusting(
   settings: ServerSettings, host: str, address: str
 ) -> ServerSettings:
-  """Return `settings`; on loopback, `host` is the default `allowed_hosts`."""
+  """Return `settings`; on loopback, set `allowed_hosts` to `host`.
+
+  If the user set `allowed_hosts`, they are kept.
+  """
   if settings.allowed_hosts is not None or not _is_loopback(address):
     return settings
   allowed = f"[{host}]" if ":" in host else host

@@ -36,7 +36,7 @@ with epy.lazy_imports():  # delay slow imports until the options are checked
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainArguments:
   config: Config
-  workdir: Path | None  # None if the run is only planned for absent devices
+  workdir: Path | None  # None: only plan the run, for absent devices
   allow_changed_data: bool
   dry_run: bool
   verbose: bool
@@ -106,7 +106,7 @@ def execute(arguments: TrainArguments) -> int:
 
 
 def _plan(arguments: TrainArguments) -> str:
-  """Return a text about a run on devices that this machine lacks."""
+  """Describe a run on devices that this machine lacks; do not run it."""
   jax.config.update("jax_platforms", "cpu")  # do not look for GPUs or TPUs
   absent = arguments.absent
   return topology_plan.plan(

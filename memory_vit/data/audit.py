@@ -84,8 +84,9 @@ class _Contents:
     """Count an example, or note the error that was raised when reading it."""
     if isinstance(example, ExampleError):
       # If a record could not be read into memory, the source holds an empty
-      # image, and the error in `example` is about that image. So report the
-      # reason that was recorded when the split was opened.
+      # image in its place, and `example` is the error of decoding this empty
+      # image. So report the error of the record: `unreadable` has kept it since
+      # the split was opened.
       known = self.split.unreadable.get(index)
       self._note("cannot be read", index, known or str(example))
       return
@@ -286,7 +287,10 @@ def _per_class(split: Split, labels: np.ndarray) -> dict[str, int]:
 
 
 def _values(split: Split, labels: np.ndarray) -> dict[str, dict[str, float]]:
-  """Return {name of a value: {statistic: number}}; {} if there is no value."""
+  """Return {name of a value: {statistic: number}}.
+
+  The result is {} for a task of classes or labels, or if `labels` is empty.
+  """
   if not KINDS[split.kind].numbers or not len(labels):
     return {}
   statistics = np.stack([
@@ -320,7 +324,7 @@ def _balance(per_class: dict[str, int], images: int) -> dict[str, Any] | None:
 
 
 def _duplicates(contents: Mapping[str, _Contents]) -> list[dict[str, Any]]:
-  """Return a dictionary for each pair of splits, with the files in both."""
+  """Return a dictionary per pair of splits; it lists files that are in both."""
   duplicates = []
   for roles in itertools.combinations(contents, 2):
     first, second = (contents[role] for role in roles)

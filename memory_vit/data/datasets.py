@@ -162,7 +162,8 @@ def _open_local(ref: SplitRef) -> Split | None:
   if ref.path and ref.name != "list":
     raise DataError(
       f"config.data.path is {messages.brief(ref.path)}, a column of a table, "
-      f"but data set {messages.brief(ref.name)} has no columns: expected ''."
+      f"but data set {messages.brief(ref.name)} has no columns: "
+      "leave this option empty."
     )
   if _is_local(ref) and ref.label and ref.name != "list":
     raise DataError(

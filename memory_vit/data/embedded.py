@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Name of the split that defines the classes. If `config.data.dir` is itself an
-# output of `embed`, the data set has only the split of this name.
+# output of `embed`, that output is the only split, and gets this name.
 _TRAIN = "train"
-# `_left_out` lists at most this number of the images without an embedding.
+# Maximum number of images without an embedding that `_left_out` lists.
 _NAMED = 100
 # Key in `DataFiles.facts` for digests that identify the runs of `embed`.
 _RUNS = "runs of embed"
@@ -190,8 +190,9 @@ def _mixed(output: _Output) -> np.ndarray:
   """Return the indices of all rows, int64 (n,), in an order that mixes classes.
 
   Like the images of a folder or a list, rows are sorted by a hash of the path.
-  The path begins below the deepest folder that holds all images. So the order
-  stays the same if this folder is moved, or if another backbone is used.
+  Of the path, only the part below the deepest folder that holds all images is
+  hashed. So the order stays the same if this folder is moved, or if another
+  backbone is used.
   """
   paths = output.table["path"]
   ends = pc.min_max(paths).as_py()
@@ -245,7 +246,8 @@ def _data_files(
 ) -> DataFiles:
   """Return the files of a split.
 
-  `DataFiles.facts` holds digests of the examples and of the runs of `embed`.
+  `DataFiles.facts` holds a digest of the examples, and digests that identify
+  the runs of `embed`.
   """
   digest = hashlib.sha256(numbers.tobytes())
   for path in paths.to_pylist():

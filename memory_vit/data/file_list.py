@@ -235,7 +235,8 @@ def _names(lists: Sequence[_List], root: pathlib.Path) -> Sequence[str]:
     )
   except DataError as error:
     raise BrokenDataError(
-      f"the lists: {error}. Names can be listed in {CLASSES}, one per line."
+      f"the lists: {error}. To set the names of classes or labels, list them "
+      f"in the file {CLASSES}, one per line."
     ) from None
   labels.tell_of_numbers(names, messages.utf8(str(root)))
   return names
@@ -265,7 +266,7 @@ def _columns(
 ) -> Iterator[str]:
   """Yield a line for each column of a table.
 
-  The line says what the column holds, and how some cells were read.
+  The line says what the column holds, and how a few of its cells were read.
   """
   images, several = [*file_list.labels], len(file_list.columns) > 2
   shown = functools.partial(KINDS[encode.kind].meaning, encode.names)
@@ -289,8 +290,8 @@ def _parsed(line: bytes, kind: Kind) -> tuple[str, Label]:
     raise ValueError(
       f"{messages.brief(os.fsdecode(line))}, expected PATH {name}, such as "
       f"'images/1.jpg {example}'. If this file is not a list, move it to "
-      f"another folder: without {CLASSES} and a list named train, every .txt "
-      "file in the folder is read as a list."
+      "another folder: every .txt file in this folder is read as a list if the "
+      f"folder has neither {CLASSES} nor a list named train."
     )
   path, label_parts = os.fsdecode(file), parts(os.fsdecode(label[0]))
   if kind.numbers:
@@ -411,7 +412,7 @@ def _irregular(root: pathlib.Path, files: Collection[str]) -> dict[str, str]:
 
 
 def _irregular_in(folder: str, names: Collection[str]) -> Mapping[str, str]:
-  """Return {name: reason} for `names` in `folder` that are no regular files."""
+  """Return {name: reason} for `names` that are missing or not regular files."""
   is_file, similar = dict[str, bool](), dict[str, str]()
   try:
     with os.scandir(folder) as entries:

@@ -28,8 +28,8 @@ class GraphSource:
   """Source of examples that a TensorFlow function reads."""
 
   fetch: Fetch
-  # {preparation: traced function}. All pipelines share the traced functions: if
-  # an image of a batch is broken, two more pipelines are built.
+  # {preparation: traced function}. All pipelines share the traced functions,
+  # because each batch with a broken image needs two more pipelines.
   _graphs: dict[Preparation, _Graph] = dataclasses.field(
     default_factory=dict, init=False, repr=False
   )

@@ -235,8 +235,8 @@ def _starts_with(encoded: tf.Tensor, magic: bytes) -> tf.Tensor:
 def _possible(shape: tf.Tensor, resized: tf.Tensor, side: int) -> tf.Tensor:
   """Return `resized`, the new (height, width) of an image, after two checks.
 
-  `shape` is the present (height, width). The checks raise if its sides differ
-  too much, or if the resized image would have too many pixels.
+  `shape` is the present (height, width). The checks raise if one present side
+  is too many times the other, or if the new size has too many pixels.
   """
   shape = tf.cast(shape, tf.float32)
   longest = tf.reduce_min(shape) * LONGEST_ASPECT

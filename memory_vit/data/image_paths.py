@@ -118,7 +118,10 @@ def _kind(path: str) -> str:
 
 
 def _reader(names: Sequence[bytes]) -> Callable[[tf.Tensor], tf.Tensor]:
-  """Return a function that maps a path to a file's content, both string ()."""
+  """Return a function that reads the file at a path.
+
+  The path and the file's content are string tensors of shape ().
+  """
   try:
     b"".join(names).decode("utf-8")
   except UnicodeDecodeError:

@@ -152,16 +152,16 @@ class Encoder:
     are_pairs = all(isinstance(e, list) and e in pairs for e in labels)
     if are_pairs and pairs[1] in labels:
       raise BrokenDataError(
-        "every label is [0, 1] or [1, 0], which is ambiguous: a list of "
-        "indices, or multi-hot. For multi-hot labels, "
+        "every label is [0, 1] or [1, 0], which is ambiguous: the two numbers "
+        "may be indices, or a multi-hot label. For multi-hot labels, "
         f"{_ONE_FOR_EACH}."
       )
 
   def __call__(self, label: Label) -> int | np.ndarray:
     """Return a class index or an array (c,).
 
-    The text of an error begins with "its label", to follow the name of an
-    example.
+    The text of an error begins with "its label", because callers put the name
+    of the example before it.
     """
     count = len(self.names)
     if isinstance(label, int | str):
@@ -177,8 +177,8 @@ class Encoder:
     row[[self._number(item) for item in label]] = 1
     if row.sum() < len(label):
       raise DataError(
-        f"its label is {messages.brief(label)}, which has one label twice. If "
-        f"the label is multi-hot, {_ONE_FOR_EACH}"
+        f"its label is {messages.brief(label)}, a list that names one label "
+        f"twice. If the list is multi-hot, {_ONE_FOR_EACH}"
       )
     return row
 

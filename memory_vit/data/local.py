@@ -63,9 +63,10 @@ class _Split:
 
 
 def _find_splits(root: pathlib.Path, ref: SplitRef) -> dict[str, _Split]:
-  """Return {split: images} of `ref.split` and train/, which names the classes.
+  """Return {split: its images} for the splits in `ref.split` and for train/.
 
-  If `ref.split` is missing, return all splits, which a later error lists.
+  The folders in train/ name the classes. If a split in `ref.split` is missing,
+  return all splits, so that a later error can list them.
   """
   if not ref.dir or not os.path.isdir(root):
     raise DataError(

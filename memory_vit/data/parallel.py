@@ -36,7 +36,8 @@ def attempts(
   dataset: tf.data.Dataset, make: Callable[..., Any]
 ) -> Iterator[Any | ExampleError]:
   """Yield each result of `make`, as NumPy arrays, or an `ExampleError`."""
-  # Only `make` may read files. If `dataset` itself read files, it could fail at
+  # Only `make` may read files: after an error in `make`, `next` continues with
+  # the next element. After an error in `dataset` itself, `next` could fail at
   # the same element again and again.
   elements = parallel_map(dataset, make).as_numpy_iterator()
   for _ in range(len(dataset)):

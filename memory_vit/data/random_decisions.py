@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-# Philox key for crops. The key for the order of an epoch is the epoch's number.
+# Philox key for crops and mirroring. Shuffling an epoch uses another key: the
+# number of the epoch, which is always smaller than `_CROPS`.
 _CROPS = 2**64 - 1
 # Number of words in a block of Philox. The counter of Philox counts blocks.
 _IN_A_BLOCK = 4

@@ -30,7 +30,7 @@ _MOST_TURNED, _AROUND, _GOLDEN = 45, 8, 0.6180339887
 
 
 class _LabelledImages(NamedTuple):
-  """Images, uint8 (n, side, side, 1 or 3), and their encoded labels."""
+  """Images, uint8 (n, side, side, 1 or 3), and labels as in `Split.labels`."""
 
   images: np.ndarray
   labels: np.ndarray
@@ -86,7 +86,10 @@ def _png(image: np.ndarray) -> bytes:
 
 
 def _digits(name: str) -> _Shipped:
-  """Load a range of digits; every fifth image of a digit is in "test"."""
+  """Load the digits in the range that `name` states.
+
+  Every fifth image of a digit is in "test".
+  """
   match = re.fullmatch(r"digits(?::([0-9])-([0-9]))?", name)
   first, last = (int(match[1] or 0), int(match[2] or 9)) if match else (1, 0)
   if first > last:

@@ -23,7 +23,7 @@ from memory_vit.runtime.messages import escaped
 
 logger = logging.getLogger(__name__)
 
-# Number of examples that share a time limit, because a limit takes a thread.
+# Number of examples that share a time limit: every time limit takes a thread.
 _AT_ONCE = 64
 # Maximum number of unreadable examples that a message lists.
 _SHOWN = 20

@@ -22,8 +22,9 @@ def marked(encoded: tf.Tensor) -> tf.Tensor:
     & (tf.strings.substr(encoded, end, 2) == jpeg.END)
   )
 
-  # Call Python only for files that may have an EXIF orientation or may be cut:
-  # for a small JPEG, a call takes 20 % of the time of a training crop.
+  # Call Python only if the file may be truncated or may have an EXIF
+  # orientation: for a small JPEG, the call takes 20 % of the time of a training
+  # crop.
   def with_mark() -> tf.Tensor:
     (mark,) = python_op.call(_needed_mark, [encoded], [tf.string])
     return tf.strings.join([mark, encoded])

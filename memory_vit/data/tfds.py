@@ -35,8 +35,9 @@ from memory_vit.data.tfrecord import Shard
 from memory_vit.errors import BrokenDataError, DataError
 from memory_vit.runtime.messages import named
 
-# An example takes at least 32 bytes in a file. Refuse files if the metadata
-# states over 100,000 examples more than the files can hold.
+# An example takes at least 32 bytes, so files of N bytes hold at most N / 32
+# examples. Refuse the files if dataset_info.json states more than
+# N / 32 + 100,000 examples.
 _LEAST_BYTES, _LOST_AT_MOST = 32, 100_000
 
 # Advice on TFDS builders that are known to fail, or that need a user's files.
@@ -304,8 +305,8 @@ def _array_record_source(
   """Return a source that reads ArrayRecord files by index.
 
   Python reads the bytes of a record, and TensorFlow parses the record. The
-  source refuses the examples in `bad`, {index: reason}: in a file with a wrong
-  number of records, an index may find the wrong example.
+  source refuses the examples in `bad`, {index: reason}. Their file is broken
+  or has a wrong number of records, so an index may find the wrong example.
   """
   records = builder.as_data_source(
     split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
@@ -400,8 +401,9 @@ def _read_all(
 ) -> tuple[tf.Tensor, tf.Tensor, dict[int, str]]:
   """Read a split into memory, in the order of its files.
 
-  Return (images, labels, {index: reason} of unreadable examples). Images are
-  encoded, string (n,); an unreadable image is b"". Labels are as in `Split`.
+  Return (images, labels, {index: reason} of unreadable examples). `images` is
+  string (n,): each item is an encoded image, or b"" if the image is unreadable.
+  `labels` is as in `Split`.
   """
   features = builder.info.features
   dataset = builder.as_dataset(

@@ -168,9 +168,10 @@ _NUMBERS = "a number, or a Tensor or a FeaturesDict of numbers"
 def _find_rows(
   name: str, features: _Features, label: str, kind: Kind
 ) -> list[_Row]:
-  """Return the rows (`_Row`) of all features that `label` names.
+  """Return the rows (`_Row`) of all features that are listed in `label`.
 
-  If `label` is "", return the rows of the only feature that fits `kind`.
+  The numbers of all these rows, concatenated, are the label of an example. If
+  `label` is "", return the rows of the only feature that fits `kind`.
   """
   keys = [k.strip() for k in label.split(",")] if label else [*features.keys()]
   candidates = {key: _rows(key, features, kind) for key in keys}

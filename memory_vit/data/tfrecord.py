@@ -47,8 +47,8 @@ def read(shard: Shard) -> Iterator[bytes | CorruptRecord]:
   end = shard.skip + shard.take
   for i, record in enumerate(itertools.islice(_records(shard.path), end)):
     if isinstance(record, CorruptRecord):
-      # Add the number of the last good record to the reason. `_records` repeats
-      # one object for all lost records, so repeat one new object for them, too.
+      # Make a `CorruptRecord` that also names the last good record. `_records`
+      # yields one object for all lost records: replace this object only once.
       if again is None or again[0] is not record:
         named = f"{record.reason}; last good record: {last_good}"
         again = record, CorruptRecord(named)
@@ -86,9 +86,10 @@ class _CutError(Exception):
 
 
 def _records(path: str) -> Iterator[bytes | CorruptRecord]:
-  """Yield the records of a file, and without end a `CorruptRecord` after them.
+  """Yield the records of a file, then repeat one `CorruptRecord` forever.
 
-  Its reason may be that the file ends as it should.
+  The repeated `CorruptRecord` says why no record follows. If the file is
+  intact, the reason is the end of the file.
   """
   try:
     with tf.io.gfile.GFile(path, "rb") as file:

@@ -172,7 +172,7 @@ def _of_split(
 ) -> Evaluation:
   """Return `result` without padding examples; raise if a score is undefined.
 
-  With `other_classes`, keep only the digest and the counts of examples.
+  With `other_classes`, the result has only the digest and the example counts.
   """
   if result.undefined:
     raise DataError(

@@ -131,9 +131,10 @@ def choose(
     more = len(missing) - _LISTED
     shown = missing[:_LISTED] + ([f"and {more} more"] if more > 0 else [])
     raise TaskError(
-      f"data to evaluate on are missing: {'; '.join(shown)}. Data that only a "
-      "task names are not opened, because anybody may have written the task. "
-      "To open them, give --data_root=DIR: all data below DIR may be opened."
+      f"data to evaluate on are missing: {'; '.join(shown)}. Data are not "
+      "opened if only a task file names them, because anybody may have written "
+      "that file. To open them, give --data_root=DIR: all data below DIR may be "
+      "opened."
     )
   return chosen, original
 
@@ -175,9 +176,9 @@ def _of_backbone(
 ) -> Upstream | _Missing | None:
   """Return the data for the original head, an error text, or None.
 
-  The data are those that an option names, or else those that the first task
-  with such data names. Return None if nothing names data, or if the option
-  --data=backbone= leaves them out.
+  The data set is NAME if --data=backbone=NAME is given. Without this option, it
+  is the one that the first task with data for the original head names. Return
+  None if no task names one either, or if NAME is empty (--data=backbone=).
   """
   if flags.data.get(BACKBONE) == "":
     return None
@@ -204,8 +205,10 @@ def _ref(
 ) -> SplitRef | _Missing:
   """Return the split to evaluate, or an error text about missing options.
 
-  `flags` or else `common` name the data set of `owner`. If neither does, the
-  data set in `hint` is taken if it may be opened.
+  The name of the data set is `flags.data[owner]`, or else `common`. If both are
+  missing, the name is `hint.name`. A data set that only `hint` names may be
+  opened if it needs no directory and no download (`_SHIPPED`), or if an option
+  of the command gives or allows its directory.
   """
   name = flags.data.get(owner, common)
   directory = flags.directories.get(owner, flags.directories.get(""))
@@ -229,7 +232,8 @@ def _ref(
     return _needed(owner, hint, name)
   if not split:
     return f"{owner!r} names no split (give --split={owner}=SPLIT)"
-  # A task file may choose columns or features, because this opens no files.
+  # If the data set is the one that the task file names, use the label and the
+  # column of paths in the task file. Neither decides which data set is opened.
   if ref.name == hint.name:
     ref = dataclasses.replace(ref, label=hint.label, path=hint.path)
   return dataclasses.replace(ref, kind=hint.kind)
@@ -251,7 +255,7 @@ def _needed(owner: str, hint: _Hint, name: str | None) -> str:
   """Return an error text with the options that would open the data."""
   directory = hint.directory if _PLAIN.fullmatch(hint.directory) else "DIR"
   flag = f"--data_dir={owner}={directory}"
-  if name is not None:  # `name` is in `OF_A_DIRECTORY`
+  if name is not None:  # --data names the data set, but needs a directory
     return f"{owner!r} has no directory (give {flag})"
   place = f" in {_shown(hint.directory)}" if hint.directory else ""
   text = f"{owner!r} names {_shown(hint.name)}{place}"

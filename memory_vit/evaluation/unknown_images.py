@@ -75,8 +75,9 @@ def evaluate(
     of_known = examples.known_score[examples.predicted]
     if not scores.size or not of_known.size:
       raise DataError(
-        f"--unknown_data {directory}: the outputs of {spec.name!r} are finite "
-        "for none of these images, or for no example of the evaluation."
+        f"--unknown_data {directory}: task {spec.name!r} has finite outputs "
+        "for none of the images in this directory, or for none of the examples "
+        "of the evaluation."
       )
     area = sklearn.metrics.roc_auc_score(
       np.repeat([1, 0], [len(of_known), len(scores)]),

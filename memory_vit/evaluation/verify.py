@@ -130,7 +130,7 @@ class Evaluator:
       self._preprocessing,
       kinds=kinds | {f"{name} alone": kinds[name] for name in names},
       also=["predictions"] if predictions else [],
-      # Of "NAME alone", only the score is used, so it needs no predictions.
+      # Omit "NAME alone": only its score is used.
       predictions_of=names,
     )
     results = {}

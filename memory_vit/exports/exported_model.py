@@ -51,7 +51,7 @@ class ExportedModel:
     }
 
   def _with_scores(self, outputs: Logits) -> Logits:
-    """Return one dict: `outputs`, and scores (b, 1) if tasks reject images."""
+    """Return `outputs`, plus scores (b, 1) of each task that rejects images."""
     scores = {
       score_name(task.name): task.spec.kind.kind.known_score(
         outputs[task.name], jnp
@@ -146,7 +146,10 @@ def _require_float32(name: str, kind: TaskKind) -> None:
 
 
 def _with_own_backbone(backbone: Backbone, program: Program) -> Weights:
-  """Move the backbone weights of tasks into the backbone; return both parts."""
+  """Move a task's backbone weights from `program` to `backbone`.
+
+  The arguments stay unchanged; a new backbone and a new program are returned.
+  """
   params, alone = backbone.params, []
   for task in program.alone:
     params = {**params, **task.params.get("backbone", {})}

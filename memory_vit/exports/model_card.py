@@ -81,7 +81,9 @@ def literal(value: Any) -> str:
   text = escaped(shortened(str(value), _MOST_CHARACTERS)).strip() or "(empty)"
   longest = max(map(len, re.findall("`*", text)))
   fence = "`" * (longest + 1)
-  space = " " if longest else ""  # Markdown does not show this space
+  # A space separates backticks at the ends of `text` from the fences; Markdown
+  # does not show this space.
+  space = " " if longest else ""
   return f"{fence}{space}{text}{space}{fence}"
 
 

@@ -64,8 +64,8 @@ def without_tracebacks() -> Iterator[None]:
   sys.unraisablehook = show_others
   try:
     yield
-    # After an error, this line is skipped: `show_others` stays, and silences
-    # the tracebacks of pending writes.
+    # Restore `hook` only if the save did not fail. After a failed save,
+    # `show_others` must stay: the tracebacks of pending writes can come later.
     sys.unraisablehook = hook
   finally:
     log.setLevel(level)

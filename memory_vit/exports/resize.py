@@ -91,10 +91,10 @@ def _weights(
 ) -> Float32[Array, "old side"]:
   """Return the share of each old pixel in each new pixel, along an axis.
 
-  The number of old pixels that a new pixel covers depends on the size of the
-  image, so the matrix of shares is dense. For an image of 12 megapixels,
-  multiplying by the matrix costs as much as a ViT-B/16. `sizes` are the old and
-  the new length of the axis.
+  `sizes` are the old and the new length of the axis. The matrix of shares is
+  dense: the number of old pixels that a new pixel covers depends on the size of
+  the image, which is unknown when the program is compiled. For an image of 12
+  megapixels, multiplying by the matrix costs as much as a ViT-B/16.
   """
   before, after = sizes
   # `x` is the distance from the centre of a new pixel to the centre of an old

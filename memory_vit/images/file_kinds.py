@@ -37,7 +37,7 @@ _OTHERS = {
   rb"%PDF": f"PDF: {_CONVERT}",
   rb"PK\x03\x04": "a ZIP archive: unpack it",
 }
-# The expressions are matched against this many bytes, the first of a file.
+# Number of bytes at a file's start that the expressions are matched against.
 _HEAD = 1024
 
 

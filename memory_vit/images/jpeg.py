@@ -32,9 +32,9 @@ _ARITHMETIC_FRAMES = (0xC9, 0xCA, 0xCB)
 # value 0xFF in a scan), 0xFFFF (a fill byte), 0xFF01, or 0xFFD0 to 0xFFD7
 # (markers without a segment).
 _MARKER = re.compile(rb"\xff([\x02-\xcf\xd8-\xfe])")
-# A single search for a marker covers this many bytes, so that other threads can
-# run between two searches. A file with more fill bytes than this between two
-# segments is refused.
+# Number of bytes that are searched for a marker at once; other threads can run
+# between two searches. It is also the maximum number of fill bytes between two
+# segments: a file with more fill bytes is refused.
 _SEARCHED = 2**18
 
 

@@ -91,7 +91,7 @@ def _prepare_encoded(
   if len(encoded) > MAX_FILE_BYTES:
     raise DataError(f"the file has more than {MAX_FILE_BYTES / 2**20:g} MiB")
   needed = _needed(io.BytesIO(encoded), preprocessing, memory)
-  # Count Pillow's copy of `encoded`; `encoded` itself is already in memory.
+  # `encoded` is already in memory, so count only Pillow's copy of it.
   with memory.taken(len(encoded) + needed):
     return _decoded(encoded, preprocessing)
 
@@ -155,7 +155,8 @@ def bytes_needed(file: BinaryIO, preprocessing: EvalPreprocessing) -> int:
   head = file.read(_HEAD)
   try:
     kind, width, height = decoding.header(head)
-  except DataError:  # width and height may come after a long color profile
+  except DataError:
+    # Width and height may lie behind `head`, after a long color profile.
     kind, width, height = decoding.header(head + file.read())
   decoding.require_size(width, height)
   decoded = width * height * _BYTES_PER_PIXEL[kind]

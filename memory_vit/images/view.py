@@ -142,9 +142,10 @@ def view_bytes(
 
 
 def _neighbors(old: int, new: int, part: slice) -> _Neighbours:
-  """Return the old pixels around each new pixel of the slice `part` of an axis.
+  """Return the old pixels around each new pixel, along one axis.
 
-  `old` and `new` are the lengths of the axis before and after resizing.
+  `old` and `new` are the lengths of the axis before and after resizing. The
+  slice `part` chooses the new pixels.
   """
   scale = np.float32(old) / np.float32(new)
   half = np.float32(0.5)
@@ -166,8 +167,8 @@ def bilinear(
   """Resize pixels to `shape`, but compute only rows `y` and columns `x`."""
   rows = _neighbors(pixels.shape[0], shape[0], y)
   columns = _neighbors(pixels.shape[1], shape[1], x)
-  # Interpolate along each row of `pixels` that the result needs, then between
-  # these rows.
+  # The result needs only some rows of `pixels`: interpolate along each of them,
+  # then between them.
   needed, place = np.unique((rows.lower, rows.upper), return_inverse=True)
   lower, upper = place.reshape(2, -1)
   if not pixels.flags.c_contiguous:  # a rotated view: copy the needed rows

@@ -285,7 +285,7 @@ class Kind(abc.ABC):
       counts: number of examples of each output.
       examples: number of examples of the split.
     """
-    raise NotImplementedError  # only classes and labels define it
+    raise NotImplementedError  # only classes and labels define weights
 
   def standardized(self, stated: TaskKind, targets: np.ndarray) -> np.ndarray:
     """Return the targets of a batch in the form that the loss takes."""

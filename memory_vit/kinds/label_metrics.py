@@ -149,9 +149,10 @@ def _column(
 def _ranking(
   predictions: LabelPredictions, label: int
 ) -> tuple[Bool[np.ndarray, " n"], np.ndarray, Float64[np.ndarray, " n"]]:
-  """Return, for counted examples, arrays: has the label, output, score.
+  """Return arrays over the counted examples: (has the label, output, score).
 
-  Outputs rank the examples, because different outputs may have equal scores.
+  `_ranked` ranks the examples by output, and not by score, because examples
+  with different outputs may have equal scores.
   """
   outputs = predictions.outputs[predictions.counted, label]
   known = predictions.finite[predictions.counted]
@@ -197,8 +198,9 @@ def _best_threshold(
 def _between(below: np.float32, lowest: np.float32) -> float:
   """Return a threshold about halfway between two scores.
 
-  Rounding a probability to float32 must not move it across the threshold, so
-  the threshold lies just above the midpoint of two adjacent float32 numbers.
+  A probability must stay on the same side of the threshold when it is rounded
+  to float32. Therefore, the threshold lies just above the midpoint of two
+  adjacent float32 numbers, which are about halfway between the scores.
   """
   middle = np.float32((float(below) + float(lowest)) / 2)
   cut = max(middle, np.nextafter(below, lowest))

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
   from memory_vit.kinds.state import State
   from memory_vit.kinds.task_kind import TaskKind
 
-# Probability from which a label is predicted if no threshold was fitted.
+# If no threshold was fitted, labels of at least this probability are predicted.
 THRESHOLD = 0.5
 
 

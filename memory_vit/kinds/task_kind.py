@@ -16,7 +16,7 @@ with epy.lazy_imports():  # checking options does not need NumPy
 # Kinds by name. `kinds/__init__.py` fills the dictionary.
 KINDS: dict[str, Kind] = {}
 _STATED = ("thresholds", "mean", "std", "units")
-# {field of `TaskKind` for a fitted number: value if no number was fitted}.
+# {field of `TaskKind` that holds a fitted number: its value without a fit}.
 FITTED = {"temperature": 1.0, "unknown": None}
 # Types of the columns of `TaskKind.rejection`, as in `Kind.cell_types`.
 REJECTION_TYPES = {"unknown": "bool", "known_score": "float32"}
@@ -154,8 +154,8 @@ class TaskKind:
 
 def answer_rows(answer: Any) -> list[tuple[str, str]]:
   """Return name and number of each entry of an answer of any kind, as text."""
-  # A task of classes answers with a list of entries, unless it rejects images.
-  # Any other answer is a dictionary whose first item is {kind: entries}.
+  # A list is the answer of a task of classes that does not reject images. Any
+  # other answer is a dictionary whose first key is the kind of the task.
   name = "classes" if isinstance(answer, list) else next(iter(answer))
   return KINDS[name].answer_rows(answer)
 

@@ -16,7 +16,7 @@ from jaxtyping import Float32, Num
 # Bounds of a fitted temperature. If all images are classified correctly, the
 # log-loss has no minimum: a lower temperature always has a lower loss.
 LEAST, GREATEST = 1e-3, 1e3
-# Weight of the prior in `fit`, which adds `_PRIOR * log(t)**2` nats to a loss.
+# Weight of the prior: `fit` adds `_PRIOR * log(t)**2` nats to the loss.
 _PRIOR = 2.0
 
 

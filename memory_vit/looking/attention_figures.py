@@ -52,7 +52,8 @@ _PARTS = {
 }
 # Maximum number of characters in a line of a title, per inch of the figure.
 _CHARACTERS = 11
-# Maximum number of columns of a heat map with numbers; maximum number of ticks.
+# A heat map shows numbers in its fields if it has at most `_MOST_NUMBERS`
+# columns. An axis has at most `_MOST_TICKS` ticks.
 _MOST_NUMBERS, _MOST_TICKS = 13, 24
 
 
@@ -302,7 +303,7 @@ def _maps_figure(
 
 
 def _panels(images: int, panels: int) -> tuple[Figure, list[list[Axes]]]:
-  """Return a figure and, for each image, axes for the image and its panels."""
+  """Return a figure and, per image, [axes of the image, axes of each panel]."""
   lines = -(-panels // (_COLUMNS - 1))
   columns = -(-panels // lines)
   height = (_PANEL + _HEADER) * lines * images + 0.8

@@ -44,10 +44,10 @@ _LEVEL = 0.05
 # Maximum number of variants of a task; each lacks different memory cells.
 # A task with 24 layers of 128 cells has 3,097 variants.
 _MOST_VARIANTS = 4_096
-# Number of variants that run together. For 8 images on a CPU, XLA's temporary
-# buffers then take 6 MiB of RAM with B/16 and 5 cells, and 52 MiB with B/32, 64
-# cells and a task that attends to another task. The keys and values of the
-# images take 111 MiB with B/16, and 28 MiB with B/32.
+# Maximum number of variants of a task that run together. With this limit, and 8
+# images on a CPU, XLA's temporary buffers take 6 MiB of RAM (B/16, 5 cells) or
+# 52 MiB (B/32, 64 cells, and the task attends to another task). The keys and
+# values of the images take 111 MiB (B/16) or 28 MiB (B/32).
 _TOGETHER = 32
 
 
@@ -355,7 +355,10 @@ def count_changes(
 def _count_program(
   replicated: Any, config: ViTConfig, cells: int
 ) -> Callable[..., jax.Array]:
-  """Return a compiled program that computes `count_changes` of all variants."""
+  """Return a program that runs a task and its variants on a batch.
+
+  `variant_masks` defines the variants. The program returns `count_changes`.
+  """
   whole = np.ones((1, config.depth, cells), bool)
   seen = np.concatenate([whole, variant_masks(config.depth, cells)])
   passes = -(-len(seen) // _TOGETHER)

@@ -92,7 +92,7 @@ class Backbone:
 
   @functools.cached_property
   def _ready(self) -> list[Any]:
-    """A cache: [leaves of `params`, result of `for_programs`], or still []."""
+    """Cache of `for_programs`: [leaves of `params`, result]; [] at first."""
     return []
 
   @property
@@ -191,7 +191,8 @@ def backbone_shapes(config: ViTConfig) -> dict[str, Any]:
 
 def rounded(backbone: Backbone) -> Backbone:
   """Round kernels to the compute dtype; outputs stay bitwise identical."""
-  # `products.einsum` rounds all kernels but those of heads, so skip heads.
+  # This changes no outputs, because `products.einsum` would round the kernels.
+  # Skip the kernels of heads, because heads compute with unrounded kernels.
   flat = trees.flatten(backbone.params)
   for name, array in flat.items():
     if name.endswith("kernel") and name.split("/")[0] not in _HEAD:
@@ -204,7 +205,8 @@ def _transposed(params: dict[str, Any], dtype: str) -> dict[str, Any]:
   flat = trees.flatten(params)
   for name in trees.flatten(trunk(params)):
     layer = name.removesuffix("kernel")
-    # Skip NumPy arrays: `_ready` would not notice a change in place.
+    # Skip NumPy arrays: if the caller changed their values, the transposed
+    # copies in the cache `_ready` would keep the old values.
     if layer != name and isinstance(flat[name], jax.Array):
       outputs = flat[layer + "bias"].size
       matrix = jnp.asarray(flat.pop(name), dtype).reshape(-1, outputs)

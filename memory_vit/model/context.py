@@ -6,7 +6,7 @@ from jaxtyping import Array, Float, Float32
 
 # Keys and values of a sequence of tokens, in one layer.
 KeysValues = tuple[Float[Array, "b h s k"], Float[Array, "b h s k"]]
-# Keys and values of task tokens, and those of memory cells, in one layer.
+# In one layer: keys and values of task tokens; keys and values of memory cells.
 TaskKeysValues = tuple[Float[Array, "b h t k"], Float[Array, "b h t k"]]
 CellKeysValues = tuple[Float[Array, "t h m k"], Float[Array, "t h m k"]]
 # `CellKeysValues` of every layer. All images share the same memory cells.

@@ -27,7 +27,7 @@ def convolve(grid: _Grid, weights: _Weights) -> _Grid:
 
 
 def _shifts(grid: _Grid) -> Iterator[tuple[int, int, _Grid]]:
-  """Yield (i, j, shifted grid, which `weights[:, i, j]` multiplies)."""
+  """Yield (i, j, grid): the shifted grid that `weights[:, i, j]` multiplies."""
   y, x = grid.shape[2:4]
   padded = jnp.pad(grid, ((0, 0), (0, 0), (1, 1), (1, 1), (0, 0)))
   for i, j in itertools.product(range(3), repeat=2):

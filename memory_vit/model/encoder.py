@@ -112,8 +112,8 @@ class EncoderBlock(nn.Module):
 
   def _kept(self, x: Float32[Array, "b s d"]) -> Float[Array, "b s d"]:
     """Round backbone tokens to the compute dtype, as vit_jax does."""
-    # Float32 tokens would double the memory traffic of TPUs. On GPUs, the
-    # rounding has no effect: XLA removes it.
+    # On TPUs, this rounding halves the memory traffic of float32 tokens. On
+    # GPUs, this rounding has no effect, because XLA removes it.
     return x.astype(self.config.dtype)
 
   def keys_values(
@@ -212,9 +212,10 @@ class Encoder(nn.Module):
     return self.pre_norm(x) if self.config.pre_norm else x
 
   def _angles(self, tokens: int, behind: int = 0) -> Rotation | None:
-    """Return the `Rotation` of `tokens` tokens; None without RoPE.
+    """Return the `Rotation` of a sequence of tokens; None without RoPE.
 
-    The last `behind` of these tokens follow the patches.
+    `tokens` is the length of the sequence, and `behind` is the number of its
+    tokens after the patches.
     """
     before = tokens - behind - self.config.num_patches
     return rotation(self.config, before, behind)

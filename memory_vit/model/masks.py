@@ -102,8 +102,8 @@ def task_mask(
   cells = max(cells, *(spec.cells for spec in specs), 0)
   parents = max(parents, int(graph.sum(axis=1).max(initial=0)))
   has_cell = np.zeros((slots, cells), bool)
-  # Pad a task's parents with the slot of the task itself: another slot may hold
-  # NaN, which the mask would not keep out.
+  # Pad a task's parents with the slot of the task itself. Another slot may hold
+  # NaN, and even with the weight 0, NaN would make the task's outputs NaN.
   gathered = np.tile(np.arange(slots, dtype=np.int32)[:, None], (1, parents))
   is_parent = np.zeros((slots, parents), bool)
   memory_norm = np.ones(slots, bool)

@@ -49,8 +49,9 @@ def _product(
 
 def _widened(*operands: Array) -> tuple[Array, ...]:
   """Widen operands to float32: XLA for CPUs fails on some bfloat16 products."""
-  # Such products compile, but fail at run time ("Unsupported element type for
-  # DotThunk"). With jax 0.11, products of the backward pass still fail.
+  # Without this cast, the products compile, but fail at run time ("Unsupported
+  # element type for DotThunk"). In jax 0.11, products of the backward pass
+  # still fail without it.
   return tuple(a.astype(jnp.float32) for a in operands)
 
 
@@ -120,7 +121,8 @@ class Dense(nn.Module):
     (b, s), precision = z.shape[:2], self.precision
     z = z.reshape(b, s, d)
     if b * s == 1 and precision.on_cpu and precision.dtype == "bfloat16":
-      # XLA for CPUs takes five to eight times as long for one row as for two.
+      # Append a second row: with a single row, XLA for CPUs takes five to eight
+      # times as long as with two.
       z = jnp.pad(z, ((0, 0), (0, 1), (0, 0)))
     y = einsum(spec, z, kernel, precision)[:, :s]
     return (y + bias.reshape(1, 1, f)).reshape(b, s, *self.outputs)

@@ -21,7 +21,7 @@ import functools
 from memory_vit.errors import ConfigError
 from memory_vit.model.parts import PARTS, Part
 
-# Name of the backbone in `Regime.trained`, next to the names of parts.
+# This name in `Regime.trained` means that the backbone itself is trained.
 OWN_BACKBONE = "backbone"
 
 

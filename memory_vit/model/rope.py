@@ -14,8 +14,9 @@ def rotation(config: ViTConfig, before: int, after: int) -> Rotation | None:
   """Return the rotation of patches, and of tokens before and after patches."""
   if config.positions != "rope":
     return None
-  # Only patches are rotated: half of a head's feature pairs by the patch's row,
-  # half by its column (both in [-1, 1]). The periods go from 1 to `rope_base`.
+  # Only patches are rotated. In each head, half of the feature pairs rotate by
+  # the patch's row, and half by its column; rows and columns are numbers in
+  # [-1, 1]. The periods grow from 1 towards `rope_base`.
   side, quarter = config.image_size // config.patch_size, config.head_dim // 4
   centers = (2 * np.arange(side) + 1) / side - 1
   rows, columns = np.meshgrid(centers, centers, indexing="ij")

@@ -243,10 +243,10 @@ class TaskSpec:
     return f"{self.name!r}, {outputs}, {self.cells} cells, {self.regime}"
 
 
-# `provenance` is left out of the pytree: its metrics do not hold for changed
-# parameters, and if it were static, tasks could not share compiled programs.
-# `register_dataclass` runs before `dataclass`, because it refuses a dataclass
-# with a field that is not in the pytree.
+# The field `provenance` is left out of the pytree: its metrics do not hold for
+# changed parameters, and with a static `provenance`, tasks could not share
+# compiled programs. `register_dataclass` refuses a dataclass that has a field
+# outside the pytree. So it runs first, while `Task` is not yet a dataclass.
 @dataclasses.dataclass(frozen=True, eq=False)  # arrays cannot be compared by ==
 @functools.partial(
   jax.tree_util.register_dataclass, data_fields=["params"], meta_fields=["spec"]

@@ -57,7 +57,7 @@ def init_task_params(
     spec.for_programs, name="task", attends_to=(), parent_digests=()
   )
   module = TaskParams(config, spec, start)
-  if isinstance(key, jax.core.Tracer):  # the caller compiles `_init`
+  if isinstance(key, jax.core.Tracer):  # `_init` is compiled with its caller
     return _init(module, key)
   # The program runs once per task, so it is compiled with less optimization.
   init = jax.jit(

@@ -16,8 +16,9 @@ from memory_vit.kinds.calibration import Calibration
 from memory_vit.plots.images import image_grid
 from memory_vit.runtime.messages import escaped, shortened
 
-# Maximum numbers of classes for which a confusion matrix shows counts in its
-# cells, shows class names at its axes, and has a separate row for each class.
+# A confusion matrix shows counts in its cells for up to `_NUMBERED` classes,
+# and class names at its axes for up to `_NAMED` classes. For more than
+# `_SINGLE` classes, a row stands for several classes.
 _NUMBERED, _NAMED, _SINGLE = 16, 40, 400
 _LONGEST_NAME = 24
 _SHEET_COLUMNS, _SHEET_WIDTH = 6, 1.75  # width in inches

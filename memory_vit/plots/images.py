@@ -10,8 +10,8 @@ from memory_vit.errors import DataError
 from memory_vit.images.view import to_levels
 from memory_vit.runtime.messages import escaped
 
-# Number of characters of a title that fit in an inch. A longer line of a title
-# is wrapped into at most `_LINES` lines.
+# Number of characters of a title that fit in an inch. If a line of a title does
+# not fit, it is wrapped into at most `_LINES` lines.
 _CHARACTERS, _LINES = 12.6, 2
 
 

@@ -37,7 +37,7 @@ def png(figure: Figure) -> bytes:
 
 @contextlib.contextmanager
 def _letters_as_boxes() -> Iterator[None]:
-  """Log one line instead of a warning for each letter drawn as a box."""
+  """Log one line about all letters drawn as boxes, not a warning for each."""
   with warnings.catch_warnings(record=True) as caught:
     warnings.filterwarnings("always", _NO_GLYPH)
     yield

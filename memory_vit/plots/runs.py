@@ -104,11 +104,11 @@ def _kind_of(scalars: Scalars) -> Kind:
 
 
 def _score_tags(kind: Kind) -> tuple[str, str]:
-  """Return the tags of the score for training batches and for validation.
+  """Return two tags: of the score on training batches, and on validation.
 
-  For labels and values, the tag for training batches is "", because training
-  logs a metric that differs from the score: the accuracy over pairs of image
-  and label instead of mAP, or the mean absolute error instead of R2.
+  For labels and values, the first tag is "", so no curve is drawn. On
+  training batches, their score (mAP or R2) is not logged, but another metric:
+  the accuracy over pairs of image and label, or the mean absolute error.
   """
   training = f"train/{kind.trained_metric}" if kind.one_is_right else ""
   return training, f"validation/{kind.score_key}"

@@ -20,7 +20,8 @@ _SOURCE = Text("a file, a directory, an address or a short name", most=4_000)
 _TASK = Text("the path of a task", most=4_000)
 _ROOM = Number(0, _MOST, "reserved; grows if a task needs more")
 _SOME_ROOM = dataclasses.replace(_ROOM, least=1)
-# Optional parts of a task, such as "norms", that slots reserve without a size.
+# Optional parts of a task, such as "norms", that have no size: a slot either
+# has room for such a part, or has none.
 _PARTS = tuple(
   name for name, part in PARTS.items()
   if part.listed and not part.in_every and part.room(()) is True

@@ -32,7 +32,8 @@ from memory_vit.tasks.compose import TasksLike, task_tuple
 from memory_vit.tasks.model_loading import load_model
 
 Columns = Mapping[str, Any]
-# Options of `from_model`: all fields but those for loading backbone and tasks.
+# Options of `from_model`: all fields of `PredictorConfig`, except those
+# that are only for loading the backbone and the tasks.
 _OPTIONS = tuple(
   field.name
   for field in dataclasses.fields(PredictorConfig)
@@ -101,8 +102,8 @@ class Predictor:
     for name in ("dtype", "image_size"):
       if name in options:
         raise ConfigError(
-          f"{name} cannot be given with a loaded backbone, which has its own: "
-          f"call load_backbone(..., {name}=...) instead."
+          f"{name} cannot be given with a loaded backbone, because loading has "
+          f"fixed it: call load_backbone(..., {name}=...) instead."
         )
     if unknown := options.keys() - set(_OPTIONS):
       raise ConfigError(
@@ -171,8 +172,8 @@ class Predictor:
     sizes = self.batch_sizes[:count]
     compiled = 0
     with ProgressBar("compiling", len(sizes), "batch sizes") as bar:
-      # List the missing sizes again after each size, because other threads may
-      # have changed the tasks.
+      # Other threads may change the tasks: after each compilation, list the
+      # missing sizes again.
       while missing := [s for s in sizes if s not in self.compiled_sizes]:
         compiled += self._maker.compile(self._task_set, missing[0])
         bar.update()

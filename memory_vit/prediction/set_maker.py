@@ -74,7 +74,7 @@ class SetMaker:
       for size in self._programs.compiled(old.program):
         if size not in self._programs.compiled(program):
           self._compile(program, size)
-      jax.block_until_ready(program)  # requests then need not wait for arrays
+      jax.block_until_ready(program)  # else requests would wait for arrays
     preprocessing = self._preprocessing(by_slot.values())
     version = old.version + 1
     ready = TaskSet(version, by_slot, sizes, program, preprocessing)

@@ -179,8 +179,8 @@ def with_replaced(
   readers = [
     child.name for child in by_slot.values() if name in child.spec.attends_to
   ]
-  # Compare digests here: if a task attends to `name`, but has no
-  # `parent_digests`, `fitting` would accept any parameters of `name`.
+  # Compare the digests here. `fitting` compares a parent only with the
+  # `parent_digests` of its readers, and a reader may have no `parent_digests`.
   if readers and task.digest != by_slot[slot].digest:
     raise TaskError(
       f"task {name!r} cannot be replaced by a task with other parameters, "

@@ -204,7 +204,10 @@ def write_values(folder: Path, evaluation: ValueEvaluation) -> None:
 def _cells(
   prefix: str, names: Sequence[str], rows: np.ndarray, missing: np.ndarray
 ) -> dict[str, pa.Array]:
-  """Return {title: column}; if two names are equal, titles have indices."""
+  """Return {title: column}, a column for each output.
+
+  A title ends in the name of the output, or in its index if names repeat.
+  """
   names = [*map(escaped, names)]
   if len({*names}) < len(names):
     names = [*map(str, range(len(names)))]

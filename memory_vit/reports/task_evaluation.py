@@ -38,8 +38,9 @@ if TYPE_CHECKING:  # these imports load TensorFlow and matplotlib
   from memory_vit.model.task import Task
 
 SHOWN_IMAGES = 24
-# Maximum side of a thumbnail in pixels, and number of images to read at once:
-# few, because 200 images with a side of 2,048 pixels would take 10 GB.
+# Maximum side of a thumbnail in pixels, and number of images to read at once. A
+# page may show 200 images: all at once, with a side of 2,048 pixels, they would
+# take 10 GB.
 _THUMBNAIL, _AT_ONCE = 320, 8
 
 
@@ -93,7 +94,7 @@ class TaskEvaluation(abc.ABC):
   kind: ClassVar[str]
   noun: ClassVar[str]
   worst_title: ClassVar[str] = "Most confident mistakes"  # title above mistakes
-  in_index: ClassVar[tuple[str, ...]]  # titles of metrics on the index page
+  in_index: ClassVar[tuple[str, ...]]  # titles of metrics that the index shows
   meanings: ClassVar[Mapping[str, str]]  # {title: meaning} of all numbers
   confidence: ClassVar[str] = ""  # x label of the calibration figure
 
@@ -224,7 +225,7 @@ class TaskEvaluation(abc.ABC):
 
   @property
   def _errors(self) -> np.ndarray:
-    """Array (examples, outputs): error; 0 for right and missing predictions."""
+    """Errors (examples, outputs); 0 where a prediction is right or missing."""
     raise NotImplementedError  # subclasses override this or `worst`
 
   def mistake(self, number: int) -> Mistake:
@@ -234,7 +235,7 @@ class TaskEvaluation(abc.ABC):
 
   @abc.abstractmethod
   def _mistake_texts(self, number: int) -> tuple[str, str, str]:
-    """Return `label`, `predicted` and `note` of a `Mistake`."""
+    """Return `label`, `predicted` and `note` of an example's `Mistake`."""
 
   @functools.cached_property
   def mistakes(self) -> tuple[Mistake, ...]:

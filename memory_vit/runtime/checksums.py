@@ -40,7 +40,9 @@ def read(path: Path) -> dict[str, Any]:
     saved = json.loads(text)["saved"]
     whole = text == _sealed(saved)
   except (OSError, LookupError, RecursionError, TypeError, ValueError) as error:
-    raise TrainingError(f"{path} is damaged: {_SEAL}: {error!r}.") from error
+    raise TrainingError(
+      f"{path} is damaged: {_SEAL} cannot be read: {error!r}."
+    ) from error
   if not whole:
     raise TrainingError(
       f"{path} is damaged: {_SEAL} does not match its saved SHA-256."

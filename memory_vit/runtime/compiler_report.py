@@ -88,7 +88,8 @@ def exchanged(text: str) -> dict[str, int]:
         continue
       channels.update(channel.groups() if channel else ())
       buffers = instruction.buffers
-      # Drop operands: two "-start" operations return them before the results.
+      # The buffers of collective-permute-start and all-gather-start begin with
+      # the operands: keep only the results.
       if kind[2] and kind[1] == "collective-permute":
         buffers = buffers[1:2]
       elif kind[2] and kind[1] == "all-gather":

@@ -125,7 +125,8 @@ def replacing_directory(
   new, old = scratch / _NEW, scratch / _OLD
   try:
     with (scratch / _LOCK).open("wb") as lock:
-      # Wait in case `tidy` holds the lock. Some file systems have no locks.
+      # `tidy` of another process may hold the lock: wait until it is free.
+      # In a file system without locks, `flock` raises `OSError`.
       with contextlib.suppress(OSError):
         fcntl.flock(lock, fcntl.LOCK_EX)
       lock.write(SCRATCH_MARK)
@@ -154,7 +155,11 @@ def replacing_directory(
 def _move_away(
   path: Path, old: Path, foreign_file: Callable[[Path], str | None]
 ) -> str:
-  """Rename `path` to `old`; return "", or the reason not to replace `path`."""
+  """Rename `path` to `old`; return "", or why `path` must not be replaced.
+
+  Even if a reason is returned, `path` may have been renamed. In that case, the
+  caller renames `old` back to `path`, with `_settle`.
+  """
   try:
     path.rename(old)
   except OSError as error:  # `path` is protected, or a mount point
@@ -175,8 +180,9 @@ def tidy(directory: Path, name: str | None = None) -> None:
     place = directory / scratch.name[1:-9]
     if name not in (None, place.name) or scratch.is_symlink():
       continue
-    # An `OSError` means: the directory is not ours, it is in use, or the file
-    # system has no locks. The mode is "r+b": NFS locks only writable files.
+    # An `OSError` means that `scratch` has no lock file that we may write, that
+    # another process holds the lock, or that the file system has no locks. The
+    # mode is "r+b", because NFS locks only files that are open for writing.
     with contextlib.suppress(OSError):
       with (scratch / _LOCK).open("r+b") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -110,7 +110,7 @@ def _without_secrets(error: BaseException) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-  """Yield an error and its causes, up to the first with an HTTP response."""
+  """Yield an error and its causes; stop after the first with a `response`."""
   yield error
   if error.__cause__ and not hasattr(error, "response"):
     yield from _causes(error.__cause__)
@@ -133,7 +133,7 @@ def fetch(
       ignore_patterns=["*/*"],
     )
   # REPOSITORY/snapshots/REVISION/FILE is a link to REPOSITORY/blobs/ETAG. The
-  # server chooses the ETag, which could lead out of the repository.
+  # server chooses ETAG, so the link could lead out of the repository.
   repository = Path(directory).parents[1].resolve()
   for file in Path(directory).glob("*"):
     if not file.resolve().is_relative_to(repository):

@@ -104,7 +104,8 @@ def start(options: Options) -> None:
         f"{', '.join(missing)} is missing: expected all of {', '.join(flags)}, "
         "or --distributed if jax can detect the processes."
       )
-  # If no coordinator answered, jax would end this process without our message.
+  # Check that the coordinator answers: if it does not, jax ends this process
+  # without our message.
   if options.coordinator and options.process_id:
     _wait_for(options.coordinator, options.initialization_timeout)
   logger.info(
@@ -165,8 +166,9 @@ def leaving() -> Iterator[None]:
   try:
     yield
   except BaseException as error:
-    # Exit normally after success. Joined processes also exit normally after a
-    # request to stop, because all of them save the state and stop together.
+    # With these statuses, the process exits normally. `PREEMPTED` and `STOPPED`
+    # follow a request to stop. Joined processes then save the state and stop
+    # together, so a normal exit does not hang.
     usual: tuple[int | None, ...] = (None, 0)
     if jax.distributed.is_initialized():
       usual = (*usual, preemption.PREEMPTED, preemption.STOPPED)

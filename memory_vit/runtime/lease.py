@@ -147,8 +147,8 @@ class _Lease:
       )
     except PreconditionFailed:
       # If the object holds our text, a first request wrote the text, but its
-      # answer was lost: the client of the bucket sent the request again, and
-      # the second request failed.
+      # answer was lost. The client of the bucket then sent a second request,
+      # which failed, because the first had changed the object.
       blob, stored = self._read()
       if stored != text or not text:
         return False

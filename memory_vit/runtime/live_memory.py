@@ -26,8 +26,9 @@ _VIEWS = frozenset(
   ("reshape", "transpose", "squeeze", "expand_dims", "split", "unstack",
    "stop_gradient", "copy", "reshard", "sharding_constraint")
 )  # fmt: skip
-# XLA fuses an operation in this set with the operation that reads its result,
-# if there is only one reader, and the reader is a reduction or in this set.
+# XLA fuses an operation in this set with the operation that reads its result.
+# The result must have no other reader, and the reader must be a reduction or in
+# this set, too.
 _FUSED = frozenset(
   ("add", "sub", "mul", "div", "neg", "exp", "exp2", "log", "log1p", "expm1",
    "tanh", "logistic", "erf", "erf_inv", "rsqrt", "sqrt", "square", "max",
@@ -55,8 +56,8 @@ def temporary_bytes(
   operations: list[_Operation] = []
   results = {*_inlined(jaxpr, names, operations)}
   readers = _readers(operations)
-  # {value: arrays in memory that operations on the value read}. A fused value
-  # has no array: operations read the arrays that the value is computed from.
+  # {value: arrays that must be in memory when an operation reads the value}. A
+  # fused value has no array of its own: these are the arrays of its operands.
   behind: dict[Hashable, set[Hashable]] = {}
   size: dict[Hashable, int] = {}
   first: dict[Hashable, int] = {}
@@ -72,8 +73,8 @@ def temporary_bytes(
       else:
         behind[name] = {name}
         size[name], first[name], last[name] = bytes_of(aval), place, place
-  # An operation's outputs are allocated before its operands are freed: at equal
-  # places, 0 sorts before 1.
+  # An operation allocates its outputs before its operands are freed. So at each
+  # place, sort allocations (number 0) before releases (number 1).
   changes = [(first[name], 0, size[name]) for name in size]
   changes += [(last[name], 1, -size[name]) for name in size]
   alive = most = 0

@@ -66,7 +66,8 @@ def one_at_a_time(
       raise _not_ours(path, option, "the file holds text that no run writes")
     os.ftruncate(file, 0)
     line = f"process {os.getpid()} on {socket.gethostname()}\n"
-    with contextlib.suppress(OSError):  # a full disk does not affect the lock
+    # If the disk is full, this line cannot be written, but the lock is held.
+    with contextlib.suppress(OSError):
       os.pwrite(file, line.encode(), 0)
     yield lambda: _require_same(file, path)
   finally:

@@ -62,7 +62,10 @@ class OutputDirectory:
         yield new
 
   def _place(self, path: Path) -> Path:
-    """Return `path` with links resolved; raise if it must not be replaced."""
+    """Return `path` with links resolved.
+
+    Raise if the directory there cannot be replaced by another directory.
+    """
     paths.require_replaceable(path, self.option, self.error)
     return paths.followed(path)
 

@@ -115,6 +115,7 @@ class StopSignal:
       return
     self._signal, self._since = number, now
     if jax.distributed.is_initialized():
-      os.kill(os.getpid(), signal.SIGTERM)  # jax's handler tells all processes
+      # JAX's handler of SIGTERM tells all processes to stop at the same step.
+      os.kill(os.getpid(), signal.SIGTERM)
     elif not self._asks:
       raise self.interrupted("the saved state is unchanged")

@@ -89,7 +89,7 @@ class ProgressBar:
   ) -> None:
     """Start to count at `done`; if `stays`, a finished bar stays visible.
 
-    Where no bar is shown, `say` is called with each line.
+    Lines that replace the bar go to `say`; by default, they are logged.
     """
     self.total, self.is_bar = total, on_terminal()
     self._say = say or logger.info
@@ -156,8 +156,8 @@ class ProgressBar:
     """End the bar, with the cursor at the start of a line."""
     self._waiting.cancel()
     self._waiting.join()  # else, the timer could show the bar after its end
-    # Until `delay` has passed, tqdm assumes that no bar is shown, and would not
-    # erase a bar. A log line may have drawn the bar.
+    # Until `delay` has passed, tqdm would not erase the bar, because it assumes
+    # that the bar is not shown yet. But a log line may have shown the bar.
     self._bar.delay = 0
     self._bar.close()
 

@@ -51,7 +51,8 @@ def make_mesh(
       f"config.mesh.fsdp (--fsdp) is {fsdp}, expected a divisor of the "
       f"{len(devices)} devices."
     )
-  # JAX's default, explicit axes, would require operations to name shardings.
+  # JAX's default is `AxisType.Explicit`. With this type, our operations would
+  # have to name the shardings of their results.
   shape, axis_types = (len(devices) // fsdp, fsdp), (AxisType.Auto,) * 2
   return jax.make_mesh(shape, _ROWS, axis_types=axis_types, devices=devices)
 

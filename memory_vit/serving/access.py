@@ -42,8 +42,9 @@ class TrustedHosts:
     """Raise if the host is untrusted, or if another site sent the request."""
     host = headers.get("host", "")
     name = _PORT.sub("", host.lower())
-    # With DNS rebinding, another site's name points to this server. The browser
-    # then sees a single origin; only the Host header shows that site's name.
+    # With DNS rebinding, another site's name points to this server. To the
+    # browser, the site and this server are then one origin; only the Host
+    # header shows that the request used the site's name.
     if self._names is not None and name not in self._names:
       raise RequestError(
         400,
@@ -80,8 +81,8 @@ class Token:
     if not (is_bearer and same):
       raise RequestError(
         401,
-        "to change tasks, send the token of this server as Authorization: "
-        f"Bearer TOKEN ({'a wrong' if header else 'no'} token was sent).",
+        f"{'a wrong' if header else 'no'} token was sent: to change tasks, "
+        "send the token of this server as Authorization: Bearer TOKEN.",
         headers={"WWW-Authenticate": "Bearer"},
       )
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # On a CPU, images should fill at least this fraction of a batch, since padding
 # takes as much time as images. On an accelerator, padding is nearly free.
 _LEAST_FILL_ON_CPU = 0.75
-# Sorting, naming and writing an output takes as long as decoding ten pixels.
+# Sorting, naming and writing one output takes as long as decoding ten pixels.
 _PIXELS_PER_OUTPUT = 10
 
 
@@ -104,7 +104,11 @@ class Answering:
   async def _predicted(
     self, request: PredictRequest, weight: int
   ) -> tuple[list[np.ndarray | DataError], Predictions, slice]:
-    """Return (pixels or errors, batch outputs, their slice for `request`)."""
+    """Return (pixels or error of each image, outputs of a batch, slice).
+
+    The batch may hold rows of other requests: the slice selects the rows of
+    `request`.
+    """
     while True:
       wanted = self._predictor.preprocessing
       prepared = await self._prepared(request, weight)
@@ -112,12 +116,16 @@ class Answering:
       if not good:
         raise _no_image(request, prepared)
       answer, rows = await self._batcher.submit(np.stack(good))
-      # Retry if the preprocessing was changed by a change of the tasks.
+      # The tasks may have changed meanwhile. If they now need another
+      # preprocessing, do not return: the loop prepares the images again.
       if answer.task_set.preprocessing == wanted:
         return prepared, answer, rows
 
   async def _weight(self, request: PredictRequest) -> int:
-    """Return a pixel count weighted by decoding time; raise 413 if too high."""
+    """Return the pixel count of a request, weighted by decoding time.
+
+    Raise status 413 if the weighted count is too large.
+    """
     encoded = [image.content for image in request.images]
     pixels = await self._lanes.run(
       sum(map(len, encoded)) // 3,
@@ -246,9 +254,9 @@ def _require_few_outputs(count: int) -> None:
   if count > MOST_OUTPUTS:
     raise RequestError(
       413,
-      f"the answer would have {count:,} classes, labels and values, expected "
-      f"at most {MOST_OUTPUTS:,} (images x outputs): send fewer images, name "
-      "fewer tasks, or give a smaller top.",
+      f"the answer would have {count:,} classes, labels and values, summed "
+      f"over all images and tasks, expected at most {MOST_OUTPUTS:,}: send "
+      "fewer images, name fewer tasks, or give a smaller top.",
     )
 
 

@@ -214,7 +214,7 @@ async def _answer(
 async def _asked(
   service: Service, request: Request, max_images: int
 ) -> PredictRequest:
-  """Return the parsed request; the header `x-wait-for` may delay the return."""
+  """Parse a request; wait for the task in its header `x-wait-for`, if any."""
   asked = await read_predict_request(request, max_images)
   if awaited := awaited_task(request):
     seconds = service.settings.timeout

@@ -56,8 +56,8 @@ class AttentionService:
 
   async def warm_up(self) -> None:
     """Compile the programs, so that the first request does not wait."""
-    # Use the thread that answers requests. A request then waits until the
-    # warm-up ends, and does not compile the same programs.
+    # Use the thread that answers requests: a request then waits until the
+    # warm-up ends, instead of compiling the same programs itself.
     loop = asyncio.get_running_loop()
     await loop.run_in_executor(self._thread, self._compile)
 
@@ -118,7 +118,7 @@ class AttentionService:
           "token: there is no attention to show.",
         )
     slots = task_set.program.slots
-    assert slots is not None  # tasks with tokens are in slots
+    assert slots is not None  # each task with a token is in a slot
     self._require_few(len(names))
     [uploaded] = request.images
     [pixels] = self._predictor.prepare_each([uploaded.content])
@@ -170,7 +170,10 @@ class AttentionService:
 
 
 def _shares(weights: np.ndarray, patches: int) -> dict[str, Any]:
-  """Return {kind of token: weights by layer}; "rest" makes a layer sum to 1."""
+  """Return {kind of token: weights by layer}.
+
+  "rest" is 1 minus the sum of the other weights of a layer, or 0 if negative.
+  """
   patch = weights[:, -patches:].astype(np.float64)
   class_token = weights[:, :-patches].sum(axis=1, dtype=np.float64)
   rest = np.maximum(1 - patch.sum(axis=1) - class_token, 0)

@@ -51,7 +51,7 @@ class Batcher(Generic[T]):
     After a batch, `on_batch` gets (image count, count with padding, seconds).
     """
     self.taken = 0  # images without an answer yet
-    self._heavy = 0  # images of heavy requests; `taken` counts them, too
+    self._heavy = 0  # how many of the `taken` images are from heavy requests
     self._predict = predict
     self._next_sizes = sizes
     self._sizes = tuple(sizes())

@@ -98,8 +98,8 @@ class _Server(uvicorn.Server):
   async def serve(self, sockets: list[socket.socket] | None = None) -> None:
     await super().serve(sockets)
     if self.started:
-      # The signal that uvicorn raised does not end process 1 of a container.
-      # Exit here, because a normal exit would wait for threads.
+      # After the shutdown, uvicorn raises the signal again, but process 1 of a
+      # container survives it. Exit here: a normal exit would wait for threads.
       os._exit(0)
 
   async def on_tick(self, counter: int) -> bool:

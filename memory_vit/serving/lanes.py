@@ -67,7 +67,7 @@ class Lanes:
       lane.threads.shutdown(wait=False, cancel_futures=True)
 
 
-_order = itertools.count()  # of equal weights, the oldest work goes first
+_order = itertools.count()  # if weights are equal, the oldest work goes first
 
 
 @dataclasses.dataclass(order=True)

@@ -22,7 +22,7 @@ class BodyLimits:
   """ASGI middleware: refuses bodies that are too large, slow or many."""
 
   def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
-    self.held = 0  # body bytes of all requests without an answer
+    self.held = 0  # bytes of the bodies of all unanswered requests
     self.settings = settings
     self._app = app
 
@@ -56,7 +56,7 @@ class _Body:
     self._is_whole = False
 
   async def receive(self) -> Message:
-    if self._is_whole:  # the caller now waits for a disconnect
+    if self._is_whole:  # after the body, only a disconnect can arrive
       return await self._receive()
     settings = self._limits.settings
     try:
@@ -90,7 +90,8 @@ class _Body:
     is_last = message["type"] == "http.response.body" and not message.get(
       "more_body", False
     )
-    # If the connection closed while the client sends, the answer would be lost.
+    # Leave the answer open while the client still sends: if the connection
+    # closed now, the client would lose the answer.
     if is_last and not self._is_whole:
       await self._send({**message, "more_body": True})
       message = {"type": "http.response.body"}

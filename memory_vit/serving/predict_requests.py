@@ -203,7 +203,7 @@ def _base64(text: str) -> bytes:
     for i in range(start, len(text), MIB)
   )
   if "=" in text[:-2]:
-    raise ValueError("the text has padding before its end")
+    raise ValueError("the text has '=' before its last two characters")
   return b"".join(
     base64.b64decode(text[i : i + MIB], validate=True)
     for i in range(0, len(text), MIB)

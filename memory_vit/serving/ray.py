@@ -36,7 +36,8 @@ if TYPE_CHECKING:
   from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 NAME = "MemoryViT"
-# Arguments that are fields of `PredictorConfig`; users write `tasks` as `task`.
+# Fields of `PredictorConfig` that users may give as arguments. The argument for
+# the field `tasks` is named `task`.
 _MODEL = (
   "backbone", "tasks", "dtype", "batch_sizes", "image_size", "slots", "cells",
   "classes", "memory_mib",

@@ -152,8 +152,9 @@ async def _return_memory() -> None:
 
 def trim_memory() -> None:
   """Return to the system the freed memory that glibc would otherwise keep."""
-  # Collect garbage here, because our commands make Python do so rarely. Without
-  # this call, a server kept 300 MiB of refused requests (`benchmarks.attacks`).
+  # Our commands set thresholds with which Python seldom collects garbage by
+  # itself. Without this call of `gc.collect`, a server kept 300 MiB of refused
+  # requests (`benchmarks.attacks`).
   gc.collect()
   with contextlib.suppress(AttributeError, OSError, TypeError):
     ctypes.CDLL(None).malloc_trim(0)

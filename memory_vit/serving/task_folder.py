@@ -60,7 +60,8 @@ class TaskFolder:
       return
     new = self.root / ".new"
     with files.writing(self.root), self.changing():
-      if self._tasks.is_dir():  # another process has just written tasks
+      # Look again: another process may have begun this folder meanwhile.
+      if self._tasks.is_dir():
         return
       shutil.rmtree(new, ignore_errors=True)
       try:

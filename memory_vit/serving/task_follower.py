@@ -120,7 +120,8 @@ class TaskFollower:
       if time.monotonic() > end:
         problem = self.problems.get(name) or self.problems.get(ALL_TASKS, "")
         raise busy(
-          f"task {name!r} has the digest {shown} here, not {digest}. {problem}",
+          f"on this server, task {name!r} has the digest {shown}, not "
+          f"{digest}. {problem}",
           1,
         )
       await asyncio.sleep(_WAIT_SECONDS)
@@ -278,7 +279,10 @@ class TaskFollower:
     return self._predictor.task_set.digests.get(name, NO_TASK)
 
   def _require_usable(self, initial: TaskSet) -> None:
-    """Raise unless tasks were loaded whose preprocessing fits `initial`."""
+    """Raise if no stored task can be loaded, or if the loaded tasks do not fit.
+
+    The loaded tasks fit if they need the same preprocessing as `initial`.
+    """
     shown, problem = self._predictor.task_set, ""
     if self.problems and not shown.names:
       name, reason = next(iter(self.problems.items()))
@@ -306,7 +310,8 @@ class TaskFollower:
     side = self._predictor.backbone.config.image_size
     has_head = bool(self._predictor.backbone.config.num_classes)
     grey = np.zeros((1, side, side, 3), np.float32)
-    # Use the options that requests use, to use the same compiled programs.
+    # Requests set `original` to the same value. With another value, JAX would
+    # compile a program that no request uses.
     answer = self._predictor.predict_pixels(
       grey, original=has_head, task_set=ready
     )

@@ -119,7 +119,8 @@ async def _put(
 
 
 def _require_allowed(service: Service, request: Request, name: str) -> None:
-  # As HTTP defines, join repeated headers; joined values are no valid token.
+  # Join repeated headers, as HTTP defines. They are then refused, because the
+  # joined text is no valid token.
   credentials = request.headers.getlist("authorization")
   service.token.require(", ".join(credentials))
   if service.refuse_changes:

@@ -227,8 +227,8 @@ def require_specs_fit(specs: Sequence[TaskSpec]) -> None:
       raise TaskError(
         f"task {spec.name!r} has the regime {spec.regime!r}, which {does}: it "
         "cannot share a pass. Give it alone to mv.Predictor, predict, "
-        "evaluate, serve or export: they run it in a pass of its own. In "
-        "Python, load it with mv.load_task. Regimes whose tasks can share a "
+        "evaluate, serve or export: they run it in a pass of its own. To "
+        "load it in Python, call mv.load_task. Regimes whose tasks can share a "
         "pass: "
         f"{', '.join(n for n, r in REGIMES.items() if r.composes)}."
       )

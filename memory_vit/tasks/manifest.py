@@ -69,7 +69,7 @@ class Manifest:
   """The checked content of `task.json`."""
 
   spec: TaskSpec
-  # Names and shapes match `spec`. Whether they fit a backbone is not checked.
+  # Names and shapes of arrays are checked against `spec`, not a backbone.
   arrays: Mapping[str, StoredArray]
   provenance: Mapping[str, Any]  # not checked
 
@@ -258,7 +258,7 @@ def _require_possible(spec: TaskSpec, where: str) -> None:
   _require_sha256(spec.backbone.fingerprint, f"{backbone}.fingerprint")
   if len(spec.backbone.variant) > 100 or len(spec.backbone.gelu) > 100:
     raise TaskError(
-      f"{backbone}: variant and gelu may have at most 100 characters."
+      f"{backbone}: variant and gelu may each have at most 100 characters."
     )
   for i, sha256 in enumerate(spec.parent_digests):
     if sha256:  # "" if the digest is unknown
@@ -326,8 +326,8 @@ def _require_fit(
   depth = axes["depth"] or axes["memory"]
   shapes = spec.expected_shapes(axes["width"], depth, axes["summary"])
   expected = trees.flatten(shapes)
-  # If the task holds a backbone, the arrays of this backbone are compared
-  # later, when the original backbone is loaded.
+  # A task may hold a trained copy of the backbone. Leave out the arrays of this
+  # copy: their shapes are checked later, when the original backbone is loaded.
   holds_backbone = spec.learned.holds_backbone
   described = {
     name: array

@@ -24,8 +24,8 @@ def load_model(
   if not saved_tasks:
     return load.load_backbone(backbone, image_size, dtype), ()
   specs = [described.spec for _, described in saved_tasks]
-  # Before the backbone is downloaded, check that the tasks can share a pass. If
-  # `any_regime`, a single task may have a pass of its own.
+  # Before the backbone is downloaded, check that the tasks can share a pass.
+  # With `any_regime`, do not check a single task: it has a pass of its own.
   if len(saved_tasks) > 1 or not any_regime:
     compose.require_specs_fit(specs)
   wanted = specs[0].backbone

@@ -27,7 +27,10 @@ class ImageProgram(Generic[_Outputs]):
   """A compiled function of a backbone's parameters and images."""
 
   def __init__(self, function: Callable[..., _Outputs]) -> None:
-    """Wrap `function(params, images, config)`; it returns a row per image."""
+    """Wrap `function(params, images, config)`.
+
+    The function must return one row of outputs for each image.
+    """
     functools.update_wrapper(self, function)
 
     def run(
@@ -66,8 +69,8 @@ def images_in_piece(
   if batch <= most:
     return None
   divisor = max(k for k in range(1, most + 1) if not batch % k)
-  # If all divisors are small, run all images at once, because matrix products
-  # with few rows are slow.
+  # If even the largest divisor is less than half of `most`, run all images at
+  # once, because matrix products with few rows are slow.
   return divisor if 2 * divisor >= most else None
 
 

@@ -60,8 +60,8 @@ class Program:
   # Tasks that share one pass, which also computes the original outputs; None if
   # there are no such tasks.
   slots: Slots | None = None
-  # Tasks that need another pass: either probes, which share one pass, or a
-  # single task that changes what the backbone computes.
+  # Tasks that cannot share the pass of `slots`: either any number of probes, or
+  # a single task that changes what the backbone computes.
   alone: tuple[Task, ...] = ()
 
   @property
@@ -93,8 +93,9 @@ class Program:
   ) -> Logits:
     """Return the logits of all tasks.
 
-    The original outputs are added under the key `BACKBONE`, except if all tasks
-    need another pass (`alone`).
+    The key `BACKBONE` has the original outputs of the backbone. This key is
+    missing if all tasks are in `alone`: their pass does not compute these
+    outputs.
     """
     logits: Logits = {}
     if self.slots or not self.alone:
@@ -124,9 +125,9 @@ class Program:
     original: bool,
   ) -> tuple[Float32[Array, "b *t c"] | None, Float32[Array, "b c0"] | None]:
     """Return logits of all slots (rows as in `heads`), and original outputs."""
-    # Return the logits of empty slots, too: then programs need no recompiling
-    # when a task takes another slot. A task in `alone` has logits (b, c),
-    # without an axis of slots.
+    # The logits include those of empty slots, so that programs need no
+    # recompiling when a task takes another slot. A task in `alone` has no slot,
+    # so its logits are (b, c), without the axis t of slots.
     outputs = logits = None
     if tasks and self.alone:
       [logits] = self(backbone, images).values()

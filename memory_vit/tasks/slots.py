@@ -69,8 +69,8 @@ class Slots:
 
 def first_free(spec: TaskSpec, taken: Collection[int]) -> int:
   """Return the first free slot: 0, 1, ..., or -1, -2, ... for a head."""
-  # A head gets a negative slot: it reads the pooled output of the backbone, and
-  # does not need a class token. The slots 0, 1, ... have a class token each.
+  # Each of the slots 0, 1, ... has a class token. A task that is only a head on
+  # the backbone's pooled output needs no class token: its slot is negative.
   slots = (~i if spec.learned.on_pooled else i for i in itertools.count())
   return next(slot for slot in slots if slot not in taken)
 
@@ -97,8 +97,8 @@ class SlotSizes:
   heads: int
   # Maximum number of tasks that one task attends to.
   parents: int
-  # For each part of a task: (name of the part, such as "head", size that slots
-  # reserve for the part, see `Part.room`).
+  # (name, size) of each part of a task, such as the part "head". The size is
+  # what slots reserve for the part, see `Part.room`.
   rooms: tuple[tuple[str, Any], ...]
 
   @classmethod

@@ -146,14 +146,15 @@ def _require_plain_zip(file: Path) -> None:
   if is_packed or total > min(stored_arrays.MAX_BYTES, file.stat().st_size):
     raise TaskError(
       f"{file} is compressed, or too large: unpacking would give {total:,} "
-      "bytes. torch.save writes no such files, so the file is not read."
+      "bytes. The file is not read: expected a state dict as torch.save writes "
+      "it, which is not compressed."
     )
 
 
 def _require_trunk(
   state: State, config: Mapping[str, Any], backbone: Backbone, where: str
 ) -> None:
-  """Raise `BackboneError` unless frozen weights equal those of `backbone`."""
+  """Raise `BackboneError` if frozen weights in `state` are not `backbone`'s."""
   trunk = {
     name: as_float32(array, f"{where}: {name}")
     for name, array in state.items()

@@ -304,7 +304,10 @@ def _described(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _verifiable(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-  """Describe arrays, with SHA-256; all processes must call this function."""
+  """Return `_described`, with "sha256" added to the dict of each array.
+
+  All processes must call this function.
+  """
   # Hash one array at a time: `_digest` gathers the whole array on the host.
   return {
     name: {**described, "sha256": _digest(values[name])}

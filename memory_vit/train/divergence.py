@@ -42,7 +42,11 @@ class DivergenceMonitor:
     max_skipped: int,
     examples: Examples | None = None,
   ) -> None:
-    """Continue after `step`; `lost` and `skipped` tell what happened before."""
+    """Continue after `step`.
+
+    `lost` names the trials that were lost up to this step, and `skipped` counts
+    the updates of each trial that were skipped up to this step.
+    """
     self.lost, self.skipped = dict(lost), dict(skipped)
     self._step, self._title = step, title
     self._max, self._examples = max_skipped, examples
@@ -125,7 +129,7 @@ class DivergenceMonitor:
     )
 
   def _named(self, steps: Sequence[int]) -> str:
-    """Return the end of a message: a full stop, then the examples if known."""
+    """Return the end of a message: "." and, if known, the steps' examples."""
     if not self._examples:
       return "."
     parts = []

@@ -49,8 +49,8 @@ Evaluate = Callable[[Any], dict[str, Evaluation]]
 class PackResult:
   """A pack after training; the keys of its mappings are names of trials."""
 
-  # Tasks with the parameters that are best on validation. A trial that was lost
-  # before the first evaluation has no task.
+  # {trial: its task, with the parameters that scored best on validation}. A
+  # trial that was lost before the first evaluation has no task.
   tasks: dict[str, Task]
   best: Mapping[str, BestParams]
   # {trial: step at which it was lost after too many skipped updates in a row}.
@@ -290,8 +290,8 @@ def fit(
 def _evaluation(inputs: RunInputs, began: Start) -> Evaluate | None:
   """Return a function that evaluates trials during training, or None.
 
-  Trials are evaluated on the validation split. Without this split, heads in
-  closed form are cross-validated, and None is returned for other trials.
+  The function evaluates on the validation split. If the run has no such split,
+  heads in closed form are cross-validated; for other heads, return None.
   """
   if "validation" in inputs.splits:
     return functools.partial(validate, inputs, began.tasks)

@@ -332,7 +332,11 @@ def _open_splits(
   keys: tuple[str, str],
   **split_data: Any,
 ) -> dict[str, Split]:
-  """Return {name: open split}; "train" must be first: it names the classes."""
+  """Return {split name: open split}.
+
+  `train` must be the first split in `split_data`: its class names are used for
+  the other splits.
+  """
   splits: dict[str, Split] = {}
   for split, data in split_data.items():
     if data is not None:

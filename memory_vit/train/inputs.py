@@ -55,7 +55,8 @@ class RunInputs:
   trials: tuple[Trial, ...]
   attends_to: tuple[Task, ...]
   first_head: Task | None  # loaded from `config.task.init`
-  # All earlier tasks in the forward pass: `attends_to` and their ancestors.
+  # All earlier tasks in the forward pass: `attends_to`, and the ancestors of
+  # these tasks.
   parents: tuple[Task, ...]
   preprocessing: EvalPreprocessing
   record: DataRecord
@@ -267,7 +268,7 @@ def _head_outputs(
 def _open_splits(
   config: Config, backbone: Backbone, opened: Mapping[str, Split]
 ) -> dict[str, Split]:
-  """Return the configured splits, and open those that `opened` lacks."""
+  """Return {role: split}; open the configured splits that `opened` lacks."""
   splits = {}
   for role, ref in configured_splits(config).items():
     if role in opened:

@@ -92,10 +92,11 @@ def create_task(inputs: RunInputs, trial: Trial) -> Task:
 
 
 def _with_head(task: Task, first: Task, stated: TaskKind) -> Task:
-  """Return `task` with the head of `first`, and zeros for padding outputs.
+  """Return `task` with the head of `first`; padding outputs remain zero.
 
-  The head is converted for the loss of this run: its temperature becomes 1, and
-  outputs for values are in standard deviations of this run's training split.
+  The head is converted for the loss of this run: its temperature becomes 1. A
+  head for values is changed to predict them in standard deviations of this
+  run's training split.
   """
   classes, kind = first.spec.num_classes, first.spec.kind
   kernel, bias = kind.kind.head_for_training(

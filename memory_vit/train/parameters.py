@@ -51,7 +51,7 @@ def _norms(params: Mapping[str, Any]) -> dict[str, jax.Array]:
   return {
     name: PARTS[name].norm(values)
     if name in PARTS
-    else optax.tree.norm(values)  # the backbone that "full" trains
+    else optax.tree.norm(values)  # the backbone, in the regime "full"
     for name, values in params.items()
     if trees.count(values)  # memory with 0 cells has no norm
   }

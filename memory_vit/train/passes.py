@@ -54,7 +54,8 @@ def plan(inputs: RunInputs, workdir: Path) -> PassPlan:
 def _saved_plan(workdir: Path) -> Any:
   """Return the saved `PassPlan` as JSON values; None if no state has one.
 
-  Only states of runs of several packs have one. `Checkpoints` reports damage.
+  Only runs of several packs save a plan. This function skips damaged states,
+  which `Checkpoints` reports later.
   """
   for path in _states(workdir):
     with contextlib.suppress(TrainingError):
@@ -93,7 +94,9 @@ def plan_group(inputs: RunInputs, compiled: Temporary) -> PassPlan:
   if len(trials) == 1 or not together:
     return PassPlan(tuple((trial.name,) for trial in trials))
   free = sweep.free_bytes(config.sweep.memory_gib)
-  # First try a pass of all trials: if the pass fits, training reuses its trace.
+  # First try one pass of all trials. To estimate its memory, `pack_bytes`
+  # traces the program of the pass. If the pass fits, training reuses the
+  # traced program.
   taken = pack_bytes(inputs, trials)
   if taken <= free:
     logger.info(
@@ -101,8 +104,8 @@ def plan_group(inputs: RunInputs, compiled: Temporary) -> PassPlan:
       "shapes)", len(trials), taken / 2**30, free / 2**30,
     )  # fmt: skip
     return PassPlan((tuple(trial.name for trial in trials),))
-  # A pack pads its trials to its largest trial, so each further trial adds as
-  # much memory as the second largest trial.
+  # A pack pads all its trials to the size of its largest trial. So each trial
+  # after the first adds the same memory, estimated from the two largest trials.
   longest = sorted(trials, key=sweep.size)[-2:]
   first = pack_bytes(inputs, longest[1:])
   further = max(0, pack_bytes(inputs, longest) - first)
@@ -123,8 +126,9 @@ def _measured_share(
 ) -> float:
   """Compile a pack; return its measured memory divided by its estimated memory.
 
-  The pack is as large as if trials took half of their estimated memory. If the
-  plan then has packs of this size, training reuses the compiled program.
+  To choose the pack, plan as if trials took half of their estimated memory. The
+  caller plans again with the returned value. If the new plan has packs of the
+  same size, training reuses the program compiled here.
   """
   most = sweep.at_once(min(first // 2, free), further // 2, free)
   largest = sweep.packs_of(inputs.trials, most)[-1]
@@ -174,8 +178,9 @@ def pack_memory(
     cached = inputs.cache.bytes_on_device(batches.cache_needs(inputs))
   return PackMemory(
     **vars(needed),
-    # Count two states: although the old state is donated, it is needed until
-    # the new state is known to be finite. The gradient is as large as `params`.
+    # Count the state twice: although the old state is donated, it is needed
+    # until the new state is known to be finite. `state.params` stands for the
+    # gradient, which has the same size.
     state=sharding.bytes_on_a_device((state, state, state.params)),
     cached=cached,
   )

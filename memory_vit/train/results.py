@@ -146,7 +146,10 @@ def _calibration(
 
 
 def _best_on_validation(packs: Sequence[PackResult]) -> str | None:
-  """Return the name of the best trial on validation; None if no task exists."""
+  """Return the name of the trial that is best on validation.
+
+  Return None if no trial has a task.
+  """
   places = {
     name: _place(pack.best[name].scores)
     for pack in packs

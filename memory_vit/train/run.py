@@ -133,7 +133,7 @@ def train_and_evaluate(
         packs,
         ranked,
         upstream.compare(inputs.backbone, original, with_tasks),
-        # A run that had finished before keeps its recorded time.
+        # If the run has finished before, keep the time that it recorded then.
         earlier.wall_seconds if earlier else seconds,
       )
       require_alone()

@@ -60,7 +60,7 @@ _Part = TypeVar("_Part", DataConfig, UpstreamConfig)
 logger = logging.getLogger(__name__)
 
 
-# An option with this value takes the value of the backbone.
+# An option set to this text gets its value from the backbone.
 _BACKBONE = "backbone"
 # Number of epochs, and minimum number of steps, if `config.epochs` is -1. With
 # five images per class, fewer steps can lose accuracy, see docs/own_data.md.
@@ -291,9 +291,9 @@ def _with_embeddings(config: Config, train: Split) -> Config:
     if getattr(data, key) != value:
       raise ConfigError(
         f"config.data.{key} is {getattr(data, key)!r}, but the embeddings were "
-        f"made with {value!r}: expected the value of the embeddings, or "
-        f"config.data.eval_crop {_BACKBONE!r}, which adopts the preprocessing "
-        "of the embeddings."
+        f"made with {value!r}. Set config.data.{key} to {value!r}. Or set "
+        f"config.data.eval_crop to {_BACKBONE!r}: then eval_crop and resize "
+        "are taken from the embeddings."
       )
   return dataclasses.replace(config, data=data)
 
@@ -395,7 +395,7 @@ def head_digest(first_head: Task | None) -> list[Any]:
 
 
 def _warn_of_validation(config: Config, task: Task, where: str) -> None:
-  """Warn if the validation split may contain images that trained the head."""
+  """Warn if the initial head may have been trained on validation images."""
   earlier = task.provenance.get("config")
   data = earlier.get("data") if isinstance(earlier, Mapping) else None
   train = data.get("train") if isinstance(data, Mapping) else None
@@ -412,7 +412,7 @@ def _warn_of_validation(config: Config, task: Task, where: str) -> None:
 def _require_begins_as_head(
   config: Config, backbone: Backbone, where: str
 ) -> None:
-  """Refuse a regime whose head, at step 0, does not read pooled features."""
+  """Refuse a regime whose head does not read pooled features at step 0."""
   regime, problem = config.learned, ""
   if not regime.begins_as_head:
     problem = "reads other features"
@@ -457,7 +457,7 @@ def _require_same_outputs(config: Config, splits: Mapping[str, Split]) -> None:
     if split.kind != kind:
       raise DataError(
         f"config.task.kind is {kind!r}, but {split} has {split.kind}: expected "
-        f"{kind}, or another config.task.kind."
+        f"a split with {kind}, or another config.task.kind."
       )
     if split.class_names != train.class_names:
       raise DataError(
@@ -509,7 +509,8 @@ def _require_embeddings_of(
     ("dtype", origin.dtype, backbone.config.dtype),
   )
   for key, expected, value in options:
-    # If the weights differ too, the `BackboneError` below names both backbones.
+    # If the fingerprints differ, raise the `BackboneError` below instead, which
+    # names both backbones.
     if value != expected and origin.backbone.fingerprint == used.fingerprint:
       raise ConfigError(
         f"config.{key} is {value!r}, but the embeddings of {split} "

@@ -293,7 +293,10 @@ def _data_changes(
   now: Mapping[str, Any],
   new_data: Mapping[str, Sequence[str]],
 ) -> list[dict[str, Any]]:
-  """List {"step", "key", "from", "to", "what"} for splits with changed data."""
+  """List {"step", "key", "from", "to", "what"} for each split of `new_data`.
+
+  `new_data` is {split with changed data: lines that say what has changed}.
+  """
   before = saved["files"]
   return [
     {

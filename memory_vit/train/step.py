@@ -28,7 +28,7 @@ from memory_vit.train.mix import Mixup, mix
 
 logger = logging.getLogger(__name__)
 
-# Maximum number of cached `Step` objects; fewer are in use at once.
+# Maximum number of cached `Step` objects: more than are in use at one time.
 _SHARED = 32
 # Function that returns the bytes of a traced program's temporary arrays. The
 # second argument is a function from a value to its bytes on one device.
@@ -178,7 +178,8 @@ class Step:
       # Two batches are prefetched while a third batch is in use.
       batches=3 * trees.bytes_of(batch) // self._mesh.size,
       contexts=int(contexts / self._mesh.size),
-      # The programs run one after the other, so only the largest one counts.
+      # The programs run one after the other, so the program that needs the most
+      # temporary memory determines the maximum.
       temporary=max(temporary(program, on_a_device) for program in programs),
     )
 

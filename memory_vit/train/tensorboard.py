@@ -55,9 +55,9 @@ class TensorBoard:
       trial: Guard(f"TensorBoard events of {trial!r} in {path}")
       for trial, path in self._logdirs.items()
     }
-    # For each trial of the current pass: what closes its event file, and the
-    # open event file.
+    # {trial of the current pass: stack that closes its event file and outbox}.
     self._closing: dict[str, contextlib.ExitStack] = {}
+    # {trial of the current pass: (its open event file, its outbox)}.
     self._opened: dict[str, tuple[EventFile, Outbox]] = {}
 
   def write_scalars(self, step: int, scalars: Scalars) -> None:

@@ -31,10 +31,11 @@ logger = logging.getLogger(__name__)
 
 # Share of a chip's memory that a run may take, as in `sweep.free_bytes`.
 _SHARE = 0.9
-# Maximum number of batch sizes to compile in search of the largest that fits.
+# Maximum number of larger batches to compile after a batch that fits.
 _TRIES = 3
-# If a batch fits, try only batches with at least a tenth more images. If it
-# does not fit, reduce further estimates of the largest batch by a tenth.
+# After a batch that fits, try a larger batch only if that has at least a tenth
+# more images. After a batch that does not fit, multiply all later estimates of
+# the largest batch by 0.9.
 _WORTHWHILE, _LESS = 1.1, 0.9
 # Text in the compiler's error if a program takes too much memory.
 _TOO_LARGE = "RESOURCE_EXHAUSTED"
@@ -232,7 +233,7 @@ class _GroupPlan:
 
   @property
   def _free(self) -> int:
-    """Bytes of a chip that the backbone leaves for a pack."""
+    """Bytes that a pack may take on a chip, beside the backbone."""
     return int(_SHARE * self.chip.memory) - self._backbone_bytes
 
   def _memory(self, measured: _Measured | None) -> str:
@@ -291,13 +292,13 @@ class _GroupPlan:
     return measured.memory.total <= self._free
 
   def _reach(self, images: int, memory: PackMemory) -> float:
-    """Estimate how many images fit, given the `memory` that `images` take."""
+    """Estimate the largest batch that fits; `images` images take `memory`."""
     config = self.inputs.config
     evaluated, parts = config.batch_size_eval, config.optim.accumulation_steps
     left = self._free - memory.state - memory.cached
     of_one = (memory.batches + memory.temporary) / images
-    # `memory.contexts` are the bytes of the contexts of an accumulation step,
-    # or of an evaluation batch if that has more images.
+    # `memory.contexts` are the bytes of the contexts of one batch: of the batch
+    # of an accumulation step or of an evaluation, whichever batch is larger.
     context = memory.contexts / max(images / parts, evaluated)
     return min(
       left / (of_one + context / parts), (left - context * evaluated) / of_one
@@ -336,7 +337,11 @@ class _GroupPlan:
 
 
 def _largest_programs(reports: Mapping[str, CompilerReport]) -> list[str]:
-  """Return names of programs that may need the most memory if batches grow."""
+  """Return names of programs with large temporary buffers.
+
+  Each has at least half as many bytes as the program with the most. With a
+  larger batch, any of these programs may be the one with the most.
+  """
   most = max(report.temporaries for report in reports.values())
   return [n for n, r in reports.items() if 2 * r.temporaries >= most]
 

@@ -39,16 +39,17 @@ _LONGEST_NAME = 128
 # preempted process 30 seconds; the last steps and saving may take 10 of these.
 _FINISH_SECONDS = 10.0
 # User and password of a URL. A password may contain "@": match up to the last
-# "@" before the first "/". A password may also contain "/": if there is no "@"
-# before the first "/", but a ":" without a port, match up to the last "@".
+# "@" before the first "/". If no "@" comes before the first "/", the password
+# may contain "/": match up to the last "@" of the URL, but only if a ":"
+# follows the user, and the text after this ":" is not a port.
 _USER = re.compile(
   r"([a-z][a-z0-9+.-]*://)"
   r"(?:[^/?#\s]*@|[^/?#\s:@]*:(?!\d+(?:[/?#\s]|$))(?:(?!://)\S)*@)",
   re.IGNORECASE,
 )
-# Query or fragment of an http URL, or query of another URL. File names in gs://
-# URLs may contain "?" and "#". So except in http URLs, "?" begins a query only
-# if a "=" follows before any "/".
+# Query or fragment of an http URL, or query of another URL. In other URLs, such
+# as gs://, file names may contain "?" and "#". There, a "?" begins a query only
+# if a "=" comes before the next "/".
 _QUERY = re.compile(
   r"(https?://[^?#\s]*)[?#]\S*"
   r"|([a-z][a-z0-9+.-]*://\S*?)\?[^/?#\s]*=\S*",

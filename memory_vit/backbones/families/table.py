@@ -17,7 +17,7 @@ from memory_vit.errors import BackboneError
 from memory_vit.model.vit_config import ViTConfig
 from memory_vit.runtime.messages import brief, listed
 
-# {name: float32 array}. If it is a `StoredArrays`, each access reads a file.
+# {name: float32 array}. A `StoredArrays` reads a file at each access.
 Arrays = Mapping[str, np.ndarray]
 Shape = tuple[int, ...]
 
@@ -58,8 +58,8 @@ _INDENTED = "\n  "
 class To:
   """Rule to convert a layer or array of a source model to our layout."""
 
-  # Name of our layer or array. If one source layer computes the outputs of
-  # several of our layers (such as GATE and UP), a tuple of our layers' names.
+  # Name of our layer or array; or a tuple of names if one source layer computes
+  # the outputs of several of our layers (such as GATE and UP).
   ours: str | tuple[str, ...]
   bias: bool = True  # whether the source has a bias; if not, our bias is zero
   scale: str = ""  # source name of the LayerScale that multiplies the outputs
@@ -180,9 +180,9 @@ def _rows(model: Model) -> Iterator[tuple[str, To]]:
 
 
 def _leaf(place: str, ours: Mapping[str, Shape]) -> str:
-  """Return the name of the array at `place`, or of a layer's kernel or scale.
+  """Return which of `place`, "`place`/kernel" and "`place`/scale" is in `ours`.
 
-  Return "" if `ours` has no such array.
+  Return "" if none of them is.
   """
   leaves = (place, f"{place}/kernel", f"{place}/scale")
   return next((leaf for leaf in leaves if leaf in ours), "")
@@ -200,7 +200,7 @@ def _parameters(name: str) -> tuple[str, str]:
 def _source_shapes(
   name: str, to: To, ours: Mapping[str, Shape]
 ) -> dict[str, Shape]:
-  """Return {name: expected shape} of the source arrays of a table row."""
+  """Return {source name: expected shape} of the arrays of a table row."""
   place = to.ours[0]
   leaf = _leaf(place, ours)
   if leaf == place:
@@ -219,7 +219,10 @@ def _source_shapes(
 def _folded(
   name: str, to: To, ours: Mapping[str, Shape], source: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """Pop the arrays of `name` from `source`; return {our name: our array}."""
+  """Pop the arrays of a table row from `source`, and convert them.
+
+  Return {our name: our array}.
+  """
   if to.ours[0] in ours:
     return {to.ours[0]: source.pop(name).reshape(ours[to.ours[0]])}
   names = _parameters(name)

@@ -34,8 +34,7 @@ def read(fields: Fields, arrays: Arrays) -> Model:
   model = timm_arguments.architecture_of(fields)
   rows, side = timm_positions.grid(model, fields, arrays)
   pooling = _POOLING[model.global_pool]
-  # `fc_norm` is a LayerNorm after pooling. If pooling only selects the class
-  # token, a LayerNorm before pooling is equivalent.
+  # Whether the last LayerNorm is `fc_norm`, which timm applies after pooling.
   fc_norm = pooling != "map" and (
     "fc_norm.weight" in arrays or "fc_norm.bias" in arrays
   )
@@ -64,6 +63,7 @@ def read(fields: Fields, arrays: Arrays) -> Model:
     pre_norm=model.pre_norm,
     mlp="swiglu" if model.swiglu else "gelu",
     pooling=pooling,
+    # With "tok", LayerNorm gives the same result before and after pooling.
     norm_after_pooling=pooling == "gap" and fc_norm,
   )
   return Model(
@@ -84,7 +84,7 @@ def _mlp_dim(model: Architecture, arrays: Arrays, where: str) -> int:
   if outputs % layers or not 1 <= outputs <= layers * most:
     raise BackboneError(
       f"{where}: blocks.0.mlp.fc1.weight has {outputs:,} outputs, expected "
-      f"{layers} * width, for an MLP width of 1 to {most:,}."
+      f"{layers} * W, where the MLP width W is 1 to {most:,}."
     )
   return outputs // layers
 

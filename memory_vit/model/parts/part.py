@@ -36,7 +36,7 @@ class Axes(NamedTuple):
 
   width: int  # d, the number of features of a token
   depth: int  # l, the number of blocks
-  memory: int  # number of layers with memory: l, or 1 if it is propagated
+  memory: int  # number of layers with memory: l, or 1 if memory is propagated
   summary: int  # n, `ViTConfig.summary_tokens`
 
   @classmethod

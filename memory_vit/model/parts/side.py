@@ -257,13 +257,15 @@ def _narrowed(
   product = functools.partial(products.einsum, precision=precision)
   if precision.dtype == "float32" or not precision.on_tpu:
     return product("bsd,gdr->gbsr", _standardized(z.reshape(b, s, d)), kernel)
-  # On TPUs, standardizing the products instead of the tokens is three times as
-  # fast. On GPUs, it would need more memory, for the means and variances.
+  # On TPUs, standardize the products instead of the tokens, because that is
+  # three times as fast. GPUs standardize the tokens (see above), because the
+  # means and variances computed below would take more memory.
   kernel = jnp.asarray(kernel, precision.dtype)
   columns = jnp.concatenate([kernel, jnp.ones_like(kernel[..., :1])], axis=2)
   narrow = product("bshk,ghkr->gbsr", z, columns.reshape(g, h, k, r + 1))
   mean = narrow[..., r:] / d
-  # Use 8 equal columns: with one, XLA would compute a sum, not a product.
+  # Use 8 equal columns: with a single column, XLA would compute a sum instead
+  # of a matrix product.
   ones = jnp.ones((h, k, 8), kernel.dtype)
   squares = product("bshk,hkr->bsr", jnp.square(z), ones)[None, ..., :1] / d
   variance = jnp.maximum(squares - jnp.square(mean), 0)
@@ -353,7 +355,7 @@ class SideTerm(AttentionTerm):
 def _to_streams(
   a: jt.Float32[jax.Array, "b h t _"], group: SideGroup
 ) -> jt.Float32[jax.Array, "g b h _"]:
-  """Return for each stream the entry of its task in `a`."""
+  """For each stream, take the entry of the stream's task from axis t of `a`."""
   # Transpose `a` instead of the stream tokens, which are larger.
   return jnp.take(jnp.moveaxis(a, 2, 0), group.places, axis=0)
 
@@ -361,7 +363,10 @@ def _to_streams(
 def _to_slots(
   a: jt.Float32[jax.Array, "g b h _"], group: SideGroup
 ) -> jt.Float32[jax.Array, "b h t _"]:
-  """Return for each slot the entry of its stream; zeros if it has no stream."""
+  """Return, for each slot, the entry of `a` for the slot's stream.
+
+  A slot without a stream gets zeros.
+  """
   # A slot without a stream takes an arbitrary entry, which may be NaN or
   # infinite: replace this entry, because multiplying it by 0 would give NaN.
   of_slots = jnp.moveaxis(jnp.take(a, group.stream, axis=0), 0, 2)
