@@ -133,8 +133,8 @@ def choose(
     raise TaskError(
       f"data to evaluate on are missing: {'; '.join(shown)}. Data are not "
       "opened if only a task file names them, because anybody may have written "
-      "that file. To open them, give --data_root=DIR: all data below DIR may be "
-      "opened."
+      "that file. To open them, give --data_root=DIR: then all data below DIR "
+      "may be opened."
     )
   return chosen, original
 
