@@ -123,8 +123,9 @@ class DataConfig:
   # Pixels to which the shorter side is resized before the crop "small" or
   # "central"; 0 is 8/7 of image_size (256 for 224).
   resize: int = option(0, _RESIZE, resume="recorded")
-  # Random seed for the order and crops of training images; -1 takes the seed of
-  # the run. All trials of a sweep share batches, even if their seeds differ.
+  # Random seed for the order and crops of training images; -1 takes
+  # `config.seed`. All trials of a sweep share batches: `sweep.seed` changes
+  # only their initialization.
   seed: int = option(-1, dataclasses.replace(_SEED, least=-1))
   # Maximum size (GiB) of a data set whose files have no random access: all
   # its encoded images are read into memory. The error for a larger data set
@@ -253,9 +254,10 @@ class TaskConfig:
   # Directories of tasks that the tasks in `attends_to` attend to. A task need
   # not be given if it lies in the same folder as the task that attends to it.
   indirect: tuple[str, ...] = option((), _TASKS, resume="free")
-  # Directory of a task of the regime `head` with the same classes, such as a
-  # task from --config=closed, or hf://OWNER/NAME/TASK. Training begins with the
-  # head of this task; with "", the initial head is zero.
+  # A task whose head training starts from: its directory, or
+  # hf://OWNER/NAME/TASK. It must have the regime `head`, like the tasks from
+  # --config=closed, and the classes of the new task. With "", the head starts
+  # at zero.
   init: str = option("", _DIRECTORY, resume="free")
   # Apply the block's first LayerNorm to memory, as in the paper (Figure 2).
   memory_norm: bool = option(True, Switch(), sweep=True)
@@ -810,7 +812,8 @@ def _of_cache(config: Config) -> list[str]:
     return lines + _of_decoded_images(cache, config.data)
   possible = cacheable_part(config.regime)
   if config.sweep.regime:
-    # Accept `cache.what`: each trial caches what suits its own regime.
+    # Add no message about `cache.what`: a sweep over regimes replaces this
+    # option for each trial by the value that suits the trial's regime.
     possible = cache.what
   if possible == "none":
     lines.append(

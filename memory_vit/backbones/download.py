@@ -129,8 +129,8 @@ def _cached_path(url: str) -> Path:
     return Path(folder).expanduser() / f"{address}-{name[-_LONGEST_NAME:]}"
   except (RuntimeError, ValueError) as error:
     raise BackboneError(
-      f"cannot fetch {url!r} ({error}): expected the address of an .npz file. "
-      "If the address is right, the directory for downloads cannot be "
+      f"cannot fetch {url!r} ({error}). Either the address is wrong: expected "
+      "the address of an .npz file. Or the directory for downloads cannot be "
       "found: set the variable MEMORY_VIT_CACHE to the path of a directory."
     ) from error
 

@@ -132,9 +132,10 @@ def _with_class_position(positions: np.ndarray) -> np.ndarray:
 
   In files of big_vision, the array `cls` is the sum of the class token and its
   position. Files of vit_jax store the token and the position separately. The
-  backbone has the same outputs with either file, but different fingerprints. A
-  task has different outputs, because the task's own class token replaces the
-  stored token, and only files of vit_jax have a position to add to it.
+  backbone has the same outputs with either file, but different fingerprints.
+  The outputs of a task differ between the two files. A task replaces the stored
+  class token by its own. With a file of vit_jax, the stored position is added
+  to the task's token; with a file of big_vision, zero is added.
   """
   if positions.ndim != 3 or not square_side(positions.shape[1]):
     return positions

@@ -35,7 +35,7 @@ def place_of(where: str, folder: Path) -> Place:
   if where == "device" and all(s and "bytes_limit" in s for s in stats):
     least = min(s["bytes_limit"] - s["bytes_in_use"] for s in stats if s)
     name = f"the memory of {len(stats)} devices"
-    # The key differs between processes, because they do not share devices.
+    # Each process has its own devices, so each process gets its own key.
     return Place(name, f"process {jax.process_index()}", least * len(stats))
   free = psutil.virtual_memory().available
   return Place("the memory of this machine", f"memory of {host}", free)

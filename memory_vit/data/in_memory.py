@@ -169,7 +169,7 @@ def _read(
           f"{free / 2**30:.1f} GiB are free for them. Write the images to "
           "DATA/train/CLASS/ and run `memory-vit train --config=folder "
           "--config.data.dir=DATA --workdir=DIR`, which reads images as they "
-          "are needed; in Python, give the folder 'DATA/train'."
+          "are needed. In Python, give the folder 'DATA/train' instead."
         )
   if not images:
     raise DataError(f"{where} has no example.")

@@ -138,9 +138,9 @@ class Encoder:
     free = psutil.virtual_memory().available
     if needed > free:
       raise DataError(
-        f"{examples:,} examples of {len(self.names):,} {self.kind} take "
+        f"{examples:,} examples with {len(self.names):,} {self.kind} each take "
         f"{needed / 2**30:.1f} GiB, but {free / 2**30:.1f} GiB are free: "
-        "expected fewer examples, or fewer outputs for each example."
+        f"expected fewer examples or fewer {self.kind}."
       )
 
   def _require_numbers(self, labels: Collection[Label]) -> None:

@@ -176,9 +176,10 @@ def _of_backbone(
 ) -> Upstream | _Missing | None:
   """Return the data for the original head, an error text, or None.
 
-  The data set is NAME if --data=backbone=NAME is given. Without this option, it
-  is the one that the first task with data for the original head names. Return
-  None if no task names one either, or if NAME is empty (--data=backbone=).
+  --data=backbone=NAME chooses the data set. Without this option, take the data
+  set from the first task that names one for the original head. Return None if
+  the option is missing and no task names such a data set. Also return None if
+  NAME is empty (--data=backbone=).
   """
   if flags.data.get(BACKBONE) == "":
     return None
@@ -206,9 +207,9 @@ def _ref(
   """Return the split to evaluate, or an error text about missing options.
 
   The name of the data set is `flags.data[owner]`, or else `common`. If both are
-  missing, the name is `hint.name`. A data set that only `hint` names may be
-  opened if it needs no directory and no download (`_SHIPPED`), or if an option
-  of the command gives or allows its directory.
+  missing, the name is `hint.name`. A data set that only `hint` names is opened
+  in three cases only: it needs no directory and no download (`_SHIPPED`), or
+  --data_dir gives its directory, or `hint.directory` is below a --data_root.
   """
   name = flags.data.get(owner, common)
   directory = flags.directories.get(owner, flags.directories.get(""))
@@ -232,8 +233,9 @@ def _ref(
     return _needed(owner, hint, name)
   if not split:
     return f"{owner!r} names no split (give --split={owner}=SPLIT)"
-  # If the data set is the one that the task file names, use the label and the
-  # column of paths in the task file. Neither decides which data set is opened.
+  # If the task file names the chosen data set, take `label` and `path` (column
+  # of paths in a table) from the task file. These two settings do not decide
+  # which data set is opened.
   if ref.name == hint.name:
     ref = dataclasses.replace(ref, label=hint.label, path=hint.path)
   return dataclasses.replace(ref, kind=hint.kind)
@@ -255,7 +257,7 @@ def _needed(owner: str, hint: _Hint, name: str | None) -> str:
   """Return an error text with the options that would open the data."""
   directory = hint.directory if _PLAIN.fullmatch(hint.directory) else "DIR"
   flag = f"--data_dir={owner}={directory}"
-  if name is not None:  # --data names the data set, but needs a directory
+  if name is not None:  # from --data; only the directory is missing
     return f"{owner!r} has no directory (give {flag})"
   place = f" in {_shown(hint.directory)}" if hint.directory else ""
   text = f"{owner!r} names {_shown(hint.name)}{place}"

@@ -130,7 +130,8 @@ class Evaluator:
       self._preprocessing,
       kinds=kinds | {f"{name} alone": kinds[name] for name in names},
       also=["predictions"] if predictions else [],
-      # Omit "NAME alone": only its score is used.
+      # Omit the predictions of "NAME alone": of its evaluation, only the score
+      # is used.
       predictions_of=names,
     )
     results = {}

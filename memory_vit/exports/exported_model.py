@@ -22,7 +22,8 @@ from memory_vit.tasks.split_forward import Logits
 
 Weights = tuple[Backbone, Program]
 # Minimum ratio of the standard deviation of predicted values to their mean.
-# With its 7 decimal digits, float32 cannot represent a smaller spread.
+# Float32 has about 7 decimal digits: below this ratio, the values would agree
+# in the first 5 of them.
 _LEAST_SPREAD = 1e-5
 
 

@@ -79,7 +79,8 @@ class ClassMetrics:
 def class_metrics(predictions: SplitPredictions) -> ClassMetrics:
   """Compute precision, recall and F1 of each class with scikit-learn."""
   classes = predictions.num_classes
-  # If outputs are not finite, predict index `classes`, which no class has.
+  # If the outputs of an example are not finite, its prediction is the number of
+  # classes: no class has this index.
   best = np.where(predictions.finite, predictions.top_classes[:, 0], classes)
   label, best = (
     predictions.label[predictions.counted],

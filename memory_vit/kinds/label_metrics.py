@@ -198,9 +198,10 @@ def _best_threshold(
 def _between(below: np.float32, lowest: np.float32) -> float:
   """Return a threshold about halfway between two scores.
 
-  A probability must stay on the same side of the threshold when it is rounded
-  to float32. Therefore, the threshold lies just above the midpoint of two
-  adjacent float32 numbers, which are about halfway between the scores.
+  Rounding a probability to float32 must not move it across the threshold.
+  Numbers below the midpoint of two adjacent float32 numbers are rounded down,
+  and numbers above this midpoint are rounded up. So the threshold lies just
+  above such a midpoint, about halfway between the two scores.
   """
   middle = np.float32((float(below) + float(lowest)) / 2)
   cut = max(middle, np.nextafter(below, lowest))

@@ -357,7 +357,8 @@ def _count_program(
 ) -> Callable[..., jax.Array]:
   """Return a program that runs a task and its variants on a batch.
 
-  `variant_masks` defines the variants. The program returns `count_changes`.
+  `variant_masks` defines the variants. The program returns the counts that
+  `count_changes` computes.
   """
   whole = np.ones((1, config.depth, cells), bool)
   seen = np.concatenate([whole, variant_masks(config.depth, cells)])

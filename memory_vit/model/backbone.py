@@ -191,8 +191,9 @@ def backbone_shapes(config: ViTConfig) -> dict[str, Any]:
 
 def rounded(backbone: Backbone) -> Backbone:
   """Round kernels to the compute dtype; outputs stay bitwise identical."""
-  # This changes no outputs, because `products.einsum` would round the kernels.
-  # Skip the kernels of heads, because heads compute with unrounded kernels.
+  # `products.einsum` rounds every kernel before it multiplies, so kernels that
+  # are rounded here give the same outputs. Skip the kernels of heads: heads
+  # compute with unrounded kernels.
   flat = trees.flatten(backbone.params)
   for name, array in flat.items():
     if name.endswith("kernel") and name.split("/")[0] not in _HEAD:

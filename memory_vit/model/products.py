@@ -49,9 +49,9 @@ def _product(
 
 def _widened(*operands: Array) -> tuple[Array, ...]:
   """Widen operands to float32: XLA for CPUs fails on some bfloat16 products."""
-  # Without this cast, the products compile, but fail at run time ("Unsupported
-  # element type for DotThunk"). In jax 0.11, products of the backward pass
-  # still fail without it.
+  # Without this cast, some products compile, but fail at run time ("Unsupported
+  # element type for DotThunk"). Before jax 0.10, forward and backward products
+  # fail; in jax 0.10 and 0.11, only backward products fail.
   return tuple(a.astype(jnp.float32) for a in operands)
 
 

@@ -243,10 +243,11 @@ class TaskSpec:
     return f"{self.name!r}, {outputs}, {self.cells} cells, {self.regime}"
 
 
-# The field `provenance` is left out of the pytree: its metrics do not hold for
-# changed parameters, and with a static `provenance`, tasks could not share
-# compiled programs. `register_dataclass` refuses a dataclass that has a field
-# outside the pytree. So it runs first, while `Task` is not yet a dataclass.
+# The pytree leaves out the field `provenance`. The metrics in `provenance` do
+# not hold for changed parameters. Also, tasks with a static `provenance` could
+# not share compiled programs. `register_dataclass` refuses a dataclass that has
+# a field outside the pytree. So `register_dataclass` is the inner decorator: it
+# runs while `Task` is not yet a dataclass.
 @dataclasses.dataclass(frozen=True, eq=False)  # arrays cannot be compared by ==
 @functools.partial(
   jax.tree_util.register_dataclass, data_fields=["params"], meta_fields=["spec"]

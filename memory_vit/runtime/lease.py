@@ -121,14 +121,13 @@ class _Lease:
     except OSError as error:
       raise TrainingError(
         f"{self._path}, the lease of this run, cannot be renewed "
-        f"({error.strerror or error}). Nothing more is written. Give the same "
-        "command again once the bucket can be reached."
+        f"({error.strerror or error}). This run writes nothing more. Give the "
+        "same command again once the bucket can be reached."
       ) from error
     raise TrainingError(
-      f"{self._path}, the lease of this run, was taken over or removed while "
-      "the run was using the directory, and another run may be using it now. "
-      "Nothing more is written. End all runs there, and give the same command "
-      "again."
+      f"{self._path}, the lease of this run, was taken over or removed. "
+      "Another run may now use the directory, so this run writes nothing more. "
+      "End all runs that use the directory, and give the same command again."
     )
 
   def free(self) -> None:

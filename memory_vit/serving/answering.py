@@ -168,7 +168,7 @@ class Answering:
       raise unknown_tasks(unknown, task_set.names)
     if request.original and not self._predictor.backbone.config.num_classes:
       raise RequestError(
-        422, "original: the backbone of this server has no head."
+        422, "original is true, but the backbone of this server has no head."
       )
 
   def _json(

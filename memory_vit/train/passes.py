@@ -105,7 +105,8 @@ def plan_group(inputs: RunInputs, compiled: Temporary) -> PassPlan:
     )  # fmt: skip
     return PassPlan((tuple(trial.name for trial in trials),))
   # A pack pads all its trials to the size of its largest trial. So each trial
-  # after the first adds the same memory, estimated from the two largest trials.
+  # after the first adds the same memory, `further`. Estimate `further` as the
+  # memory that the second-largest trial adds to the largest.
   longest = sorted(trials, key=sweep.size)[-2:]
   first = pack_bytes(inputs, longest[1:])
   further = max(0, pack_bytes(inputs, longest) - first)

@@ -297,8 +297,9 @@ class _GroupPlan:
     evaluated, parts = config.batch_size_eval, config.optim.accumulation_steps
     left = self._free - memory.state - memory.cached
     of_one = (memory.batches + memory.temporary) / images
-    # `memory.contexts` are the bytes of the contexts of one batch: of the batch
-    # of an accumulation step or of an evaluation, whichever batch is larger.
+    # `memory.contexts` bytes hold the contexts of an accumulation step or of an
+    # evaluation batch, whichever has more images. `context` is the share of one
+    # image.
     context = memory.contexts / max(images / parts, evaluated)
     return min(
       left / (of_one + context / parts), (left - context * evaluated) / of_one

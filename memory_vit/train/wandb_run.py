@@ -38,10 +38,10 @@ _LONGEST_NAME = 128
 # Maximum time for sending data at the end of a run. Many clusters give a
 # preempted process 30 seconds; the last steps and saving may take 10 of these.
 _FINISH_SECONDS = 10.0
-# User and password of a URL. A password may contain "@": match up to the last
-# "@" before the first "/". If no "@" comes before the first "/", the password
-# may contain "/": match up to the last "@" of the URL, but only if a ":"
-# follows the user, and the text after this ":" is not a port.
+# User and password of a URL. There are two cases. If an "@" comes before the
+# first "/", match up to the last "@" before that "/". Otherwise, the password
+# may contain "/": after "user:", match up to the last "@" of the URL. Match
+# nothing if the text after the ":" is a port, as in "http://host:80/a@b".
 _USER = re.compile(
   r"([a-z][a-z0-9+.-]*://)"
   r"(?:[^/?#\s]*@|[^/?#\s:@]*:(?!\d+(?:[/?#\s]|$))(?:(?!://)\S)*@)",

@@ -203,7 +203,7 @@ def test_run_that_lost_its_lease_writes_nothing_more(killed, storage):
     name = str(killed.workdir).rpartition("/")[2]
     before = objects(storage[1], name)
     assert process.wait() == 2, process.text
-  assert "was taken over or removed while the run was using" in process.text
+  assert "was taken over or removed. Another run" in process.text
   assert not killed.steps()
   after = {
     key: generation
