@@ -28,7 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from memory_vit.commands import console
 
     return console.run_command(lambda: _say(name))
-  # Code that reads `sys.argv` gets the command as the name of the program.
+  # Code that reads `sys.argv` now finds, for example, "memory-vit train" as the
+  # name of the program.
   sys.argv = [f"memory-vit {name}", *arguments]
   command = importlib.import_module(f"memory_vit.commands.{name}")
   return command.main(arguments)

@@ -142,9 +142,9 @@ class DataConfig:
   # change when a run is resumed.
   digest: str = option("files", Choice(("files", "contents")), resume="free")
   # What to learn. If a TFDS data set has several labels: name of a feature, or
-  # a label of VTAB: "clevr_count", "clevr_distance", "kitti_distance",
+  # one of VTAB's labels ("clevr_count", "clevr_distance", "kitti_distance",
   # "dsprites_x", "dsprites_orientation", "smallnorb_azimuth" or
-  # "smallnorb_elevation". For a table (CSV or Parquet): name of a column,
+  # "smallnorb_elevation"). For a table (CSV or Parquet): name of a column,
   # "label" by default. If `kind` is "labels" or "values", several names may be
   # given, separated by commas.
   label: str = option("", Text('a feature of the data set, or ""', ".*", 200))
@@ -371,7 +371,8 @@ class UpstreamConfig:
   reported too.
   """
 
-  # Data set, see `data.name`; "" compares nothing.
+  # Data set on which the original outputs are compared before and after
+  # training, see `data.name`. "" turns this comparison off.
   name: str = option("", _DATA_SET_OR_NONE, resume="free")
   # Directory of the data, see `data.dir`.
   dir: str = option("", _DIRECTORY, resume="free")
@@ -393,7 +394,7 @@ class SweepConfig:
 
   # Values of `regime`. Masked regimes share passes; each regime that is not
   # masked needs separate passes. If `cache.what` is "contexts" or "features",
-  # each regime caches the one of these that it can use, or nothing. Unless
+  # each regime caches what it can use: contexts, features or nothing. Unless
   # `export` is "all", one trial of each regime is exported: the best of all
   # trials as task.name, and the best trial of each other regime as
   # task.name-REGIME.
@@ -453,8 +454,9 @@ class WandbConfig:
   project: str = option("", _PROJECT, resume="free")
   # User or team of the project; "" is the default of the account.
   entity: str = option("", _PROJECT, resume="free")
-  # Name of the run; "" is --workdir. In a list of runs (as in `studies`), each
-  # run is named after its directory. Their group is `group`, or else `name`.
+  # Name of the run in W&B; "" for the path --workdir. In a list of runs (as in
+  # `studies`), the name of each run is the path of its directory, and `name` is
+  # the default of `group`.
   name: str = option("", _LABEL, resume="free")
   # Group of runs that W&B shows together.
   group: str = option("", _LABEL, resume="free")
@@ -548,8 +550,9 @@ class Config:
   stall_timeout: float = option(
     600.0, Number(0, 2_592_000, "seconds, up to 30 days"), resume="free"
   )
-  # Run code that data sets name: feature classes outside of TFDS, and TFDS data
-  # sets with a namespace ("NAMESPACE:NAME"). The same as --trust_data_code.
+  # Run code from outside of TFDS: feature classes that a data set names, and
+  # the code of TFDS data sets with a namespace ("NAMESPACE:NAME"). The flag
+  # --trust_data_code turns this option on.
   trust_data_code: bool = option(False, Switch(), resume="free")
   data: DataConfig = DataConfig()
   cache: CacheConfig = CacheConfig()

@@ -20,7 +20,7 @@ with epy.lazy_imports():  # reading a result must not import jax
 RESULT = "result.json"
 # Version of `result.json`, raised when a field changes its name or meaning.
 FORMAT = 2
-# Plots beside `result.json`; the last two show the best task.
+# Plots beside `result.json`; ATTENTION and ANSWERS show the best task.
 SWEEP, ATTENTION, ANSWERS = "sweep.png", "attention.png", "answers.png"
 
 

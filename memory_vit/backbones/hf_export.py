@@ -48,8 +48,9 @@ _RESAMPLES = {"bilinear": 2, "bilinear_antialias": 2, "bicubic": 3}
 def _written(path: Path) -> Collection[str]:
   """Return the names of the files in `path`; () if `write` did not write them.
 
-  `write` stores `_WRITER` in the weights file, but not in a JSON file, because
-  transformers copies unknown keys of JSON files into the models that it saves.
+  `write` marks its output with `_WRITER` in the weights file. A mark in a JSON
+  file would get into models that transformers saves, because transformers
+  copies unknown keys of JSON files.
   """
   try:
     with safetensors.safe_open(path / model_files.WEIGHTS, "np") as file:
@@ -114,7 +115,7 @@ def _config(config: ViTConfig) -> dict[str, Any]:
     "num_channels": 3,
     "qkv_bias": True,
   }
-  if head:  # transformers counts the labels to find the number of classes
+  if head:  # transformers takes the number of classes from `id2label`
     labels = [f"LABEL_{i}" for i in range(config.num_classes)]
     values["id2label"] = dict(enumerate(labels))
     values["label2id"] = {label: i for i, label in enumerate(labels)}

@@ -34,7 +34,7 @@ def cubic_weights(old: int, new: int, kind: str) -> np.ndarray:
   scale = old / new
   width = max(scale, 1.0) if antialias else 1.0
   centers = (np.arange(new) + 0.5) * scale - 0.5
-  # Add so many points at both ends that no kernel reaches beyond the points.
+  # Extend the line at both ends, so that no kernel reaches beyond `points`.
   margin = int(2 * width) + 2
   points = np.arange(-margin, old + margin)
   weights = _cubic((points[None] - centers[:, None]) / width, _SHARPNESS[kind])

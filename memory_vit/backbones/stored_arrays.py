@@ -30,8 +30,8 @@ SAFETENSORS = ".safetensors"
 # has 27 GB in float32.
 MAX_BYTES = 32 * 2**30
 # Maximum ratio of uncompressed to compressed size of a whole .npz file. A file
-# of trained weights has a ratio near 1, even if a single array exceeds the
-# maximum: the zeros of a new head have a ratio of 1,000.
+# of trained weights has a ratio near 1. The ratio of a single array has no
+# maximum, because the zeros of a new head have a ratio of 1,000.
 MAX_RATIO = 100
 # Maximum number of arrays. A training state of H/14 with Adam's two moments has
 # fewer than 2,000 arrays.
@@ -53,7 +53,7 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 class _Entry:
   file: Path
   read: Callable[[], np.ndarray]
-  # False for `published.ENTRY` and for empty arrays: iteration skips them.
+  # False for `published.ENTRY` and for empty arrays; iteration skips them.
   has_values: bool
 
 
@@ -298,7 +298,7 @@ def _checked_size(file: Path) -> int:
   ):
     raise BackboneError(
       f"{file} is no {SAFETENSORS} file, or its end is missing: it claims a "
-      f"header of {length:,} bytes, but has {size:,} bytes in all, and a "
-      f"header may have at most {MAX_HEADER_BYTES:,} bytes."
+      f"header of {length:,} bytes, but a header must fit into the file "
+      f"({size:,} bytes), and have at most {MAX_HEADER_BYTES:,} bytes."
     )
   return size

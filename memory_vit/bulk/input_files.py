@@ -77,8 +77,8 @@ class InputFiles:
 
   def rows(self, numbers: range, columns: Columns) -> Iterator[ImageRow]:
     """Yield consecutive images, without opening image files."""
-    # An empty file has the same first number as the next file: side="right"
-    # skips the empty file.
+    # The entries of `first` for an empty file and for the next file are equal.
+    # With side="right", the search skips the empty file.
     file = int(np.searchsorted(self.first, numbers.start, side="right")) - 1
     while file < self.files.num_rows and self.first[file] < numbers.stop:
       begin, end = int(self.first[file]), int(self.first[file + 1])

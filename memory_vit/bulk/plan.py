@@ -90,8 +90,8 @@ def as_json(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def require_own(folder: Path) -> None:
   """Make the output directory; raise if it holds files, but no plan."""
-  # Look for the plan last. If we looked for it first, another run could write
-  # its plan and a shard before we look for other files. We would then raise.
+  # Look for the plan after the other files. In the opposite order, another run
+  # could write its plan and a shard between our two looks, and we would raise.
   if _holds_others(folder) and not (folder / FOLDER / _PLAN).exists():
     raise ConfigError(
       f"--output {brief(str(folder))} exists, but is not the output of a bulk "

@@ -144,7 +144,11 @@ class ShardWorker:
   """Makes shards in a worker process; Ray Data creates and calls it."""
 
   def __init__(self, folder: str, digest: str, job: Any) -> None:
-    """Load the model; raise if plan or model differ from those of the run."""
+    """Load the model and the plan in `folder`.
+
+    Raise if the plan's digest is not `digest`, or if the plan states another
+    model than the loaded one.
+    """
     self._folder = Path(folder)
     self._model = job.open()
     self._plan = plans.read_plan(self._folder)

@@ -45,7 +45,8 @@ class Columns:
 
   # Column of images or paths; "" for the first of `_IMAGE_COLUMNS` that exists.
   image: str = ""
-  # Column of labels of any type; "" for the column "label", if there is one.
+  # Column of labels, of any type. "" for the column "label", or for no labels
+  # if a file has no such column.
   label: str = ""
   # Folder in which all paths must lie; "" for the folder of the Parquet file.
   root: str = ""
@@ -158,7 +159,7 @@ def _class_names(schema: pa.Schema, label: str | None) -> list[str]:
 def _rows_of(
   file: pq.ParquetFile, rows: range, wanted: list[str]
 ) -> Iterator[Mapping[str, Any]]:
-  """Yield the rows numbered `rows`; read only row groups with these rows."""
+  """Yield the rows with the numbers `rows`; read only their row groups."""
   groups: list[int] = []
   begin = first = 0
   for i in range(file.num_row_groups):
@@ -231,8 +232,8 @@ def _found_columns(
     return image, label
   if columns.label:
     raise DataError(
-      f"{escaped(str(path))} has no column {brief(label)} of labels: expected "
-      f"one of its columns {brief(schema.names)} as --label_column."
+      f"{escaped(str(path))} has no column {brief(label)}: expected one of "
+      f"its columns {brief(schema.names)} as --label_column."
     )
   return image, None
 

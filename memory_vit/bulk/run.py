@@ -118,7 +118,7 @@ def unreadable(output: str) -> Iterator[tuple[str, str]]:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-  """Lock `folder`, remove what killed runs left there, and run the body."""
+  """Hold the lock of `folder`; begin by removing remains of killed runs."""
 
   def refuse(owner: str) -> None:
     raise ConfigError(

@@ -98,7 +98,8 @@ class Rows(abc.ABC):
   ) -> None:
     """Reserve `count` rows.
 
-    `places` holds the place of the first row of each batch of this process.
+    `places` has the place of the first row of each batch. Its step is the
+    number of rows that this process has of a batch.
     """
     self._layout, self._mesh, self._places = layout, mesh, places
     self.labels = np.zeros(count, layout.label)
@@ -120,7 +121,7 @@ class Rows(abc.ABC):
   def _put(self, part: slice, inputs: Any) -> None:
     """Store the first rows of `inputs` in the places of the slice `part`.
 
-    If `inputs` has more rows than `part` has places, those rows are padding.
+    Further rows of `inputs`, for which `part` has no places, are padding.
     """
 
   @abc.abstractmethod

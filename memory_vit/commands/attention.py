@@ -187,10 +187,11 @@ def _require_few_figures(images: int, tasks: int, removals: int) -> None:
   if figures > _MOST_FIGURES:
     raise ConfigError(
       f"the report would have {figures:,} figures, expected at most "
-      f"{_MOST_FIGURES:,}. It would show {counted(images, 'image')} for "
-      f"{counted(tasks, 'task')} and for every pair of tasks; attention shares "
-      f"of every task; and {counted(removals, 'memory ablation')}. Give fewer "
-      "--task, or a smaller --max_images."
+      f"{_MOST_FIGURES:,}. With {counted(images, 'image')}, "
+      f"{counted(tasks, 'task')} and {counted(removals, 'memory ablation')}, "
+      "there is a figure for each image and task, for each image and pair of "
+      "tasks, for each task (attention shares), and for each memory ablation. "
+      "Give fewer --task, or a smaller --max_images."
     )
 
 

@@ -156,7 +156,8 @@ def run_command(command: Callable[[], int]) -> int:
     show(f"error: {reason}", sys.stderr)
     return 2
   except KeyboardInterrupt as stopped:
-    # `Interrupted` is a KeyboardInterrupt that has a status and a message.
+    # `Interrupted` has a message and a status. A plain KeyboardInterrupt, which
+    # Ctrl-C raises by default, has neither.
     message = (
       f"{stopped} Run the same command to resume." if str(stopped) else ""
     )

@@ -311,7 +311,10 @@ def _backbone_text(report: BackboneReport) -> str:
 
 
 def _computation(report: BackboneReport) -> list[tuple[str, str]]:
-  """Return rows: GELU, LayerNorm, differences from vit_jax; [] if unknown."""
+  """Return (name, text) rows: GELU, LayerNorm and differences from vit_jax.
+
+  Return [] if the files of the backbone do not state its configuration.
+  """
   if not report.states_config:
     return []
   config = report.config

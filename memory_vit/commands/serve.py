@@ -112,9 +112,10 @@ def _settings(arguments: argparse.Namespace) -> ServerSettings:
 def _trusting(
   settings: ServerSettings, host: str, address: str
 ) -> ServerSettings:
-  """Return `settings`; on loopback, set `allowed_hosts` to `host`.
+  """Return `settings`, with the default of `allowed_hosts` filled in.
 
-  If the user set `allowed_hosts`, they are kept.
+  If `address` is a loopback address, the default is `host`. Otherwise, the
+  default is None: every host is allowed.
   """
   if settings.allowed_hosts is not None or not _is_loopback(address):
     return settings

@@ -83,10 +83,10 @@ class _Contents:
   def add(self, index: int, example: Any) -> None:
     """Count an example, or note the error that was raised when reading it."""
     if isinstance(example, ExampleError):
-      # If a record could not be read into memory, the source holds an empty
-      # image in its place, and `example` is the error of decoding this empty
-      # image. So report the error of the record: `unreadable` has kept it since
-      # the split was opened.
+      # The source holds an empty image for each record that could not be read
+      # into memory when the split was opened. For such a record, `example` says
+      # only that the empty image cannot be decoded, so report the reason in
+      # `unreadable` instead.
       known = self.split.unreadable.get(index)
       self._note("cannot be read", index, known or str(example))
       return
@@ -192,7 +192,7 @@ def _read(role: str, ref: SplitRef) -> _Contents:
 
 @dataclasses.dataclass(frozen=True)
 class _Examined:
-  """`Preparation` for the audit: it describes an image in a dictionary."""
+  """`Preparation` for the audit: it returns facts about an image, no pixels."""
 
   def in_graph(
     self, encoded: tf.Tensor, uniforms: tf.Tensor

@@ -179,9 +179,9 @@ def _open(name: str, path: Path) -> _Output:
   if len(unlabelled):
     raise BrokenDataError(
       f"{where}: {len(unlabelled):,} of {len(rows):,} rows have no label, "
-      f"such as the row of {escaped(unlabelled[0].as_py())}. Expected labels: "
-      "embed folders of classes (embed --input=FOLDER_OF_CLASSES), or Parquet "
-      "files with a --label_column."
+      f"such as the row of {escaped(unlabelled[0].as_py())}. Expected a label "
+      "in each row: run embed on folders of classes "
+      "(--input=FOLDER_OF_CLASSES), or on Parquet files with a --label_column."
     )
   return _Output(name, files, table, good.to_numpy())
 
@@ -189,10 +189,10 @@ def _open(name: str, path: Path) -> _Output:
 def _mixed(output: _Output) -> np.ndarray:
   """Return the indices of all rows, int64 (n,), in an order that mixes classes.
 
-  Like the images of a folder or a list, rows are sorted by a hash of the path.
-  Of the path, only the part below the deepest folder that holds all images is
-  hashed. So the order stays the same if this folder is moved, or if another
-  backbone is used.
+  Rows are sorted by a hash of their path, as are the images of a folder or a
+  list. Of each path, the hash covers the part below the deepest folder that
+  holds all images. So the order stays the same if this folder is moved, or if
+  another backbone is used.
   """
   paths = output.table["path"]
   ends = pc.min_max(paths).as_py()

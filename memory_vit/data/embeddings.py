@@ -293,7 +293,7 @@ def _is_shape(shape: tuple[Any, ...]) -> bool:
 
 
 def _require_columns(path: Path, columns: pa.Schema, origin: Origin) -> None:
-  """Raise if the columns of a file differ from the metadata of the file."""
+  """Raise if a column is missing, or its type is not that in the metadata."""
   expected = dict.fromkeys(_COLUMNS, pa.string())
   for name in origin.shapes:
     expected[name] = pa.binary(origin.width(name))

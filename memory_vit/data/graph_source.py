@@ -29,7 +29,8 @@ class GraphSource:
 
   fetch: Fetch
   # {preparation: traced function}. All pipelines share the traced functions,
-  # because each batch with a broken image needs two more pipelines.
+  # so that no function is traced twice: each batch with a broken image makes
+  # two more pipelines.
   _graphs: dict[Preparation, _Graph] = dataclasses.field(
     default_factory=dict, init=False, repr=False
   )

@@ -233,10 +233,11 @@ def _starts_with(encoded: tf.Tensor, magic: bytes) -> tf.Tensor:
 
 
 def _possible(shape: tf.Tensor, resized: tf.Tensor, side: int) -> tf.Tensor:
-  """Return `resized`, the new (height, width) of an image, after two checks.
+  """Check the size of an image before and after resizing; return `resized`.
 
-  `shape` is the present (height, width). The checks raise if one present side
-  is too many times the other, or if the new size has too many pixels.
+  `shape` is (height, width) before resizing, and `resized` is (height, width)
+  after resizing. Raise if one side of `shape` is too many times the other side,
+  or if `resized` has too many pixels.
   """
   shape = tf.cast(shape, tf.float32)
   longest = tf.reduce_min(shape) * LONGEST_ASPECT

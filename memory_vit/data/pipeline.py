@@ -123,10 +123,11 @@ def _pipeline(
 def _read_singly(
   example: ExampleFn, numbers: range, error: ExampleError
 ) -> BatchRows:
-  """Return the rows of a batch, read singly after a pipeline raised `error`.
+  """Return the rows of a batch for which a pipeline raised `error`.
 
-  An unreadable record is always replaced by the next readable record of the
-  split, so the rows do not depend on when the record was found unreadable.
+  Each example is read separately. The next readable record of the split
+  replaces an unreadable record. Therefore, the rows do not depend on when the
+  record was found to be unreadable: by this call, or earlier.
   """
   split, skips = example.split, example.split.skips
   examples: dict[int, tuple[np.ndarray, np.ndarray]] = {}

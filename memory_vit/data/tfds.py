@@ -148,7 +148,7 @@ def _data_files(
   parts: Sequence[tuple[str, slice]],
   shards: Sequence[Shard],
 ) -> DataFiles:
-  """Return the local files of a split, and TFDS's metadata as `facts`."""
+  """Return the local files of a split, and facts about its data set."""
   info = builder.info
   checksums = info.as_proto.download_checksums
   facts = {
@@ -305,8 +305,9 @@ def _array_record_source(
   """Return a source that reads ArrayRecord files by index.
 
   Python reads the bytes of a record, and TensorFlow parses the record. The
-  source refuses the examples in `bad`, {index: reason}. Their file is broken
-  or has a wrong number of records, so an index may find the wrong example.
+  source refuses the examples in `bad`, {index: reason}. The file of such an
+  example is broken or has a wrong number of records, so reading the example by
+  its index could return another example.
   """
   records = builder.as_data_source(
     split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES

@@ -47,8 +47,8 @@ def read(shard: Shard) -> Iterator[bytes | CorruptRecord]:
   end = shard.skip + shard.take
   for i, record in enumerate(itertools.islice(_records(shard.path), end)):
     if isinstance(record, CorruptRecord):
-      # Make a `CorruptRecord` that also names the last good record. `_records`
-      # yields one object for all lost records: replace this object only once.
+      # Add the last good record to the reason. Once no record can follow,
+      # `_records` repeats one object: make its text only at the first time.
       if again is None or again[0] is not record:
         named = f"{record.reason}; last good record: {last_good}"
         again = record, CorruptRecord(named)

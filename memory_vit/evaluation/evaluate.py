@@ -32,7 +32,8 @@ from memory_vit.runtime import processes, sharding
 from memory_vit.runtime.progress_bar import ProgressBar
 from memory_vit.tasks.program import make_program
 
-# Function from images in [-1, 1] or cached backbone outputs to {name: logits}.
+# Function that takes images in [-1, 1], or cached backbone outputs, and returns
+# {name: logits}.
 Predict = Callable[[Any], dict[str, Float[Array, "b c"]]]
 
 
@@ -104,7 +105,7 @@ def _as_asked(
 
 
 def _with_bits(batch: dict[str, Any]) -> dict[str, Any]:
-  """Return `batch`; store float64 labels as bits, which no device rounds."""
+  """Return `batch`; view float64 labels as uint32, which no device rounds."""
   label = batch["label"]
   if label.dtype != np.float64:
     return batch

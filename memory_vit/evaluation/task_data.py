@@ -66,7 +66,7 @@ class _Hint:
   kind: str = "classes"
 
 
-# Error text about a task without usable data: it names the options to give.
+# Error text that says which options to give for a task without usable data.
 _Missing = str
 
 
@@ -257,7 +257,7 @@ def _needed(owner: str, hint: _Hint, name: str | None) -> str:
   """Return an error text with the options that would open the data."""
   directory = hint.directory if _PLAIN.fullmatch(hint.directory) else "DIR"
   flag = f"--data_dir={owner}={directory}"
-  if name is not None:  # from --data; only the directory is missing
+  if name is not None:  # --data gave the name: only --data_dir is missing
     return f"{owner!r} has no directory (give {flag})"
   place = f" in {_shown(hint.directory)}" if hint.directory else ""
   text = f"{owner!r} names {_shown(hint.name)}{place}"

@@ -75,9 +75,9 @@ def evaluate(
     of_known = examples.known_score[examples.predicted]
     if not scores.size or not of_known.size:
       raise DataError(
-        f"--unknown_data {directory}: task {spec.name!r} has finite outputs "
-        "for none of the images in this directory, or for none of the examples "
-        "of the evaluation."
+        f"--unknown_data {directory}: the outputs of task {spec.name!r} are "
+        "not finite for any image in this directory, or not finite for any "
+        "example of the evaluation."
       )
     area = sklearn.metrics.roc_auc_score(
       np.repeat([1, 0], [len(of_known), len(scores)]),

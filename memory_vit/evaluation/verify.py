@@ -80,7 +80,7 @@ class Evaluator:
       "cells": max((spec.cells for spec in specs), default=0),
       "classes": max((spec.num_classes for spec in specs), default=0),
     }
-    # The program of a task also contains the tasks that it attends to.
+    # Each program contains one task and the tasks that this task attends to.
     self._alone = {
       task.spec.name: make_program(
         backbone, compose.with_parents(tasks, task.spec.name), **most
@@ -130,8 +130,7 @@ class Evaluator:
       self._preprocessing,
       kinds=kinds | {f"{name} alone": kinds[name] for name in names},
       also=["predictions"] if predictions else [],
-      # Omit the predictions of "NAME alone": of its evaluation, only the score
-      # is used.
+      # Omit the predictions of "NAME alone", because they are not used.
       predictions_of=names,
     )
     results = {}

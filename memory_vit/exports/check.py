@@ -186,7 +186,7 @@ def require_within(
 def _random_images(
   preprocessing: EvalPreprocessing, images: ImageInput, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Return (inputs of the export, the same images for `mv.forward`)."""
+  """Return random images as (inputs of the export, inputs of `mv.forward`)."""
   rng = np.random.default_rng(0)
   side = preprocessing.image_size
   if images.kind == "float32":

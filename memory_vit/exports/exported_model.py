@@ -22,8 +22,8 @@ from memory_vit.tasks.split_forward import Logits
 
 Weights = tuple[Backbone, Program]
 # Minimum ratio of the standard deviation of predicted values to their mean.
-# Float32 has about 7 decimal digits: below this ratio, the values would agree
-# in the first 5 of them.
+# Below this ratio, values would agree in the first 5 of the about 7 decimal
+# digits that float32 has.
 _LEAST_SPREAD = 1e-5
 
 
@@ -147,9 +147,10 @@ def _require_float32(name: str, kind: TaskKind) -> None:
 
 
 def _with_own_backbone(backbone: Backbone, program: Program) -> Weights:
-  """Move a task's backbone weights from `program` to `backbone`.
+  """Move backbone weights of a task from `program` to `backbone`.
 
-  The arguments stay unchanged; a new backbone and a new program are returned.
+  Return a copy of `backbone` with the moved weights, and a copy of `program`
+  without them.
   """
   params, alone = backbone.params, []
   for task in program.alone:

@@ -34,8 +34,8 @@ library_name: memory_vit
 _MOST_CLASSES, _MOST_CHARACTERS = 200, 200
 # Keys of a run's `config.data` whose values say which data the run used.
 _DATA_KEYS = ("name", "train", "validation", "test")
-# Metrics of a greater absolute value are not shown: errors of predicted values
-# are in the unit of the values, and can be huge.
+# Metrics whose absolute value exceeds this limit are not shown: errors of
+# predicted values are in the unit of the values, and can be huge.
 _MOST = 1e12
 # {key of a split in a run's results: name of the split in the card}.
 _SPLITS = {"test": "test", "val": "validation"}
@@ -201,9 +201,9 @@ def _public_backbone(task: Task) -> str:
 
 
 def _gelu(spec: TaskSpec) -> str:
-  """Return the GELU as a Python literal.
+  """Return the backbone's kind of GELU as a quoted Python string.
 
-  If the GELU is unknown, return "tanh": the task cannot be loaded anyway.
+  If the kind is unknown, return "tanh": the task cannot be loaded anyway.
   """
   known = spec.backbone.gelu in ("tanh", "exact", "quick")
   return f'"{spec.backbone.gelu}"' if known else '"tanh"'

@@ -64,8 +64,8 @@ def without_tracebacks() -> Iterator[None]:
   sys.unraisablehook = show_others
   try:
     yield
-    # Restore `hook` only if the save did not fail. After a failed save,
-    # `show_others` must stay: the tracebacks of pending writes can come later.
+    # Restore `hook` after a successful save only. After a failed save, pending
+    # writes may raise errors later, and `show_others` hides their tracebacks.
     sys.unraisablehook = hook
   finally:
     log.setLevel(level)

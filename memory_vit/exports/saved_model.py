@@ -67,7 +67,7 @@ def require_installed() -> ModuleType:
 def _converted(
   tf: Any, exported: ExportedModel, variables: list[Any]
 ) -> _Predict:
-  """Return the exported function in TensorFlow, for batches of any size."""
+  """Return a TensorFlow function that runs `exported` on any batch size."""
   from jax.experimental import jax2tf
 
   tree = jax.tree.structure(exported.weights)

@@ -82,8 +82,8 @@ def decode(encoded: bytes, formats: tuple[str, ...] = FORMATS) -> np.ndarray:
   try:
     if encoded.startswith(jpeg.MAGIC) and "JPEG" in formats:
       colours, outline = _jpeg_header(encoded)[2:]
-      # Decode a JPEG with small damage, as TensorFlow does, but refuse a JPEG
-      # without an end marker.
+      # Like TensorFlow, `_decode_jpeg` decodes a JPEG with small damage. It
+      # raises if the damage is large, or if the JPEG has no end marker.
       damage = "it is damaged" if outline.ended else "its end is missing"
       return _decode_jpeg(encoded, colours, outline)
     with opened(encoded, formats) as image:

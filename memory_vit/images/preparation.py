@@ -156,7 +156,8 @@ def bytes_needed(file: BinaryIO, preprocessing: EvalPreprocessing) -> int:
   try:
     kind, width, height = decoding.header(head)
   except DataError:
-    # Width and height may lie behind `head`, after a long color profile.
+    # If a long color profile comes first, `head` may end before the width and
+    # the height: read the whole file.
     kind, width, height = decoding.header(head + file.read())
   decoding.require_size(width, height)
   decoded = width * height * _BYTES_PER_PIXEL[kind]

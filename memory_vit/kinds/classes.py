@@ -204,7 +204,7 @@ class Classes(Kind):
   def answer_rows(self, answer: Any) -> list[tuple[str, str]]:
     if isinstance(answer, list):
       return guess_rows(answer, "class")
-    # An answer is a dictionary if its task rejects images (`TaskKind.marked`).
+    # The task rejects images, so `TaskKind.marked` made `answer` a dictionary.
     unknown = [("unknown", "")] if answer["unknown"] else []
     return unknown + guess_rows(answer["classes"], "class")
 

@@ -33,7 +33,7 @@ def confusion_matrix(predictions: SplitPredictions) -> Any:
   )
   side = predictions.num_classes
   ones = np.ones(len(label), np.int64)
-  # SciPy sums values with equal (label, best), and so counts the examples.
+  # SciPy sums the entries at the same place (label, best): each sum is a count.
   return scipy.sparse.csr_array((ones, (label, best)), shape=(side, side))
 
 

@@ -357,7 +357,9 @@ class Kind(abc.ABC):
       Differences of head outputs that would explain why the results differ,
       and a lower bound of the number by which the caller divides them.
     """
-    # A change d of logits changes a probability p by about p * d / temperature.
+    # If a logit differs by d, its probability p differs by about
+    # p * d / temperature. So d is about (difference of p) * temperature / p.
+    # All differences are divided by the greatest p of the expected results.
     expected = self.activate(stated, outputs, np)
     changes = np.abs(found - expected) / expected.max()
     return changes * stated.temperature, 1.0

@@ -182,7 +182,7 @@ def _best_threshold(
   Scores are rounded to float32, because exports return float32.
 
   Args:
-    hits: cumulative number of examples with the label, in order of `scores`.
+    hits: for each example, how many examples up to this one have the label.
     scores: scores of the examples, in decreasing order.
   """
   rounded = scores.astype(np.float32)
@@ -198,10 +198,10 @@ def _best_threshold(
 def _between(below: np.float32, lowest: np.float32) -> float:
   """Return a threshold about halfway between two scores.
 
-  Rounding a probability to float32 must not move it across the threshold.
-  Numbers below the midpoint of two adjacent float32 numbers are rounded down,
-  and numbers above this midpoint are rounded up. So the threshold lies just
-  above such a midpoint, about halfway between the two scores.
+  Probabilities must not cross the threshold when they are rounded to float32.
+  So choose two adjacent float32 numbers near the middle of the scores, and
+  return a number just above the midpoint of these two numbers: rounding moves
+  probabilities below the midpoint down, and probabilities above it up.
   """
   middle = np.float32((float(below) + float(lowest)) / 2)
   cut = max(middle, np.nextafter(below, lowest))

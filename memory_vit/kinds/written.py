@@ -24,7 +24,7 @@ Label: TypeAlias = "int | str | list[int | str] | np.ndarray"
 
 # Pattern of the index of a class or label in the lines of a file list.
 INDEX = rb"(0|[1-9][0-9]{0,8})"
-# Pattern of a value in Python's notation.
+# Pattern of a value as text: a decimal number, such as "-2.5e3".
 DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 # Maximum number of panels in a row, and the side of a panel in inches.
 _COLUMNS = 8
 _PANEL = 1.35
-# Header of a panel: height of two lines in inches; maximum characters per line.
+# Height of a panel's header in inches, enough for two lines of text; maximum
+# number of characters per line.
 _HEADER, _HEADER_CHARACTERS = 0.3, 17
 _BAR = 4.0  # maximum length of a colour bar, in inches
 # Minimum side of a drawn image, in pixels: smaller images are enlarged.

@@ -46,8 +46,8 @@ _LEVEL = 0.05
 _MOST_VARIANTS = 4_096
 # Maximum number of variants of a task that run together. With this limit, and 8
 # images on a CPU, XLA's temporary buffers take 6 MiB of RAM (B/16, 5 cells) or
-# 52 MiB (B/32, 64 cells, and the task attends to another task). The keys and
-# values of the images take 111 MiB (B/16) or 28 MiB (B/32).
+# 52 MiB (B/32, 64 cells, and the task attends to another task). In comparison,
+# the keys and values of the images take 111 MiB (B/16) or 28 MiB (B/32).
 _TOGETHER = 32
 
 

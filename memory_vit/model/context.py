@@ -6,8 +6,9 @@ from jaxtyping import Array, Float, Float32
 
 # Keys and values of a sequence of tokens, in one layer.
 KeysValues = tuple[Float[Array, "b h s k"], Float[Array, "b h s k"]]
-# In one layer: keys and values of task tokens; keys and values of memory cells.
+# Keys and values of task tokens, in one layer.
 TaskKeysValues = tuple[Float[Array, "b h t k"], Float[Array, "b h t k"]]
+# Keys and values of memory cells, in one layer.
 CellKeysValues = tuple[Float[Array, "t h m k"], Float[Array, "t h m k"]]
 # `CellKeysValues` of every layer. All images share the same memory cells.
 Cells = tuple[CellKeysValues, ...]

@@ -132,6 +132,7 @@ def when_made(
   module: nn.Module, init: nn.initializers.Initializer
 ) -> nn.initializers.Initializer:
   """Return `init` if `module` is initializing, else a cheap initializer."""
-  # To compare shapes, flax also traces the initializers of existing parameters.
-  # Random initializers would take a third of the time of tracing the model.
+  # Flax traces the initializer of a parameter even if the parameter exists, to
+  # compare shapes. Random initializers would take a third of the time of
+  # tracing the model.
   return init if module.is_initializing() else nn.initializers.zeros

@@ -30,8 +30,9 @@ RANDOM = "random:"
 # whose attention takes 13 GB per image.
 MAX_IMAGE_SIZE = 2_048
 MAX_RESIZE = 4_096
-# Maximum number of patches with RoPE, as in the largest image with 8 x 8 pixels
-# per patch. Without RoPE, the table of position embeddings limits the number.
+# Maximum number of patches with RoPE: (MAX_IMAGE_SIZE / 8)**2, which is enough
+# for patches of 8 x 8 pixels. Without RoPE, the table of position embeddings
+# limits the number.
 MAX_ROTATED_PATCHES = 2**16
 
 

@@ -12,7 +12,7 @@ from memory_vit.plots.images import to_pixels
 from memory_vit.runtime.messages import escaped, shortened
 
 _COLUMNS = 6
-# Maximum length of a name alone on its line, and of a name beside another name.
+# Maximum length of a name in a line with one name, and in a line with two.
 _ALONE, _BESIDE = 20, 11
 _SHARE = 5  # length of a probability after a name: " 100%"
 _WIDTH = 1.75

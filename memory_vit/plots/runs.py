@@ -106,10 +106,10 @@ def _kind_of(scalars: Scalars) -> Kind:
 def _score_tags(kind: Kind) -> tuple[str, str]:
   """Return (tag of the training score, tag of the validation score).
 
-  For labels and values, the first tag is "", so no training score is drawn.
-  Instead of their score (mAP or R2), training logs another metric: for labels,
-  the accuracy over pairs of image and label; for values, the mean absolute
-  error.
+  For labels and values, the first tag is "", so no training score is drawn:
+  training does not log the score (mAP or R2). It logs another metric: for
+  labels, the accuracy over pairs of image and label; for values, the mean
+  absolute error.
   """
   training = f"train/{kind.trained_metric}" if kind.one_is_right else ""
   return training, f"validation/{kind.score_key}"

@@ -105,7 +105,10 @@ def _by_setting(tasks: Sequence[TrialResult], key: str) -> Lines:
 
 
 def _point(rate: float, values: Sequence[tuple[float, float]]) -> Point:
-  """Average `values`, pairs (score, standard error), to a point of the plot."""
+  """Return the point for a learning rate, at the mean score.
+
+  `values` are pairs (score, standard error).
+  """
   mean = float(np.mean([score for score, _ in values]))
   least = min(score - error for score, error in values)
   greatest = max(score + error for score, error in values)

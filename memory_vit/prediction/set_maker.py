@@ -101,7 +101,7 @@ class SetMaker:
   def _require_image_size(self, spec: TaskSpec) -> None:
     own_id, wanted = self._backbone.id, spec.backbone
     if dataclasses.replace(wanted, image_size=own_id.image_size) != own_id:
-      return  # `require_backbone` refuses tasks of other backbones
+      return  # another backbone: `require_backbone` refuses the task
     if wanted.image_size != own_id.image_size:
       raise TaskError(
         f"task {spec.name!r} was trained at {wanted.image_size} pixels, but "

@@ -38,9 +38,9 @@ if TYPE_CHECKING:  # these imports load TensorFlow and matplotlib
   from memory_vit.model.task import Task
 
 SHOWN_IMAGES = 24
-# Maximum side of a thumbnail in pixels, and number of images to read at once. A
-# page may show 200 images: all at once, with a side of 2,048 pixels, they would
-# take 10 GB.
+# Maximum side of a thumbnail in pixels, and number of images to read at once.
+# A page may show 200 images. Reading all at once could take 10 GB: before they
+# are scaled down, images have up to 2,048 pixels a side.
 _THUMBNAIL, _AT_ONCE = 320, 8
 
 

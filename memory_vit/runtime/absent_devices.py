@@ -42,8 +42,9 @@ class Chip:
 CHIPS = {
   "v5e": Chip("tpu", int(15.75 * 2**30), 1.5),
   "v6e": Chip("tpu", int(31.25 * 2**30), 1.75),
-  # XLA needs the device to measure kernels for autotuning, and to choose tile
-  # sizes of matrix products in Triton: these options turn off both features.
+  # `options` turns off two features of XLA that need the device: autotuning,
+  # which measures kernels, and matrix products in Triton, whose tile sizes XLA
+  # chooses on the device.
   "h100": Chip(
     "gpu",
     84_978_434_048 * 3 // 4,

@@ -24,7 +24,7 @@ from memory_vit.runtime import bucket
 from memory_vit.runtime.messages import brief, shortened
 
 with epy.lazy_imports():
-  import jax  # checking options does not need JAX
+  import jax  # lazy: checking options does not need JAX
 
 _NEW, _OLD, _LOCK = "new", "old", "lock"
 # Text of the lock file in the hidden directories that `replacing_directory`
@@ -200,8 +200,8 @@ def _settle(scratch: Path, place: Path) -> None:
     return  # keep `old` and `new`: another process has made `place`
   for part in (old, new):
     shutil.rmtree(part, ignore_errors=True)
-  # NFS does not remove open files. If files are left, keep the lock file, so
-  # that a later call of `tidy` recognizes the scratch directory.
+  # NFS does not remove open files. If `old` or `new` is left, keep `scratch`
+  # with its lock file, by which a later call of `tidy` recognizes `scratch`.
   if not (old.exists() or new.exists()):
     shutil.rmtree(scratch, ignore_errors=True)
 

@@ -110,7 +110,7 @@ def _without_secrets(error: BaseException) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-  """Yield an error and its causes; stop after the first with a `response`."""
+  """Yield an error, its cause, and so on; stop after one with a `response`."""
   yield error
   if error.__cause__ and not hasattr(error, "response"):
     yield from _causes(error.__cause__)

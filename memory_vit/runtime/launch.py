@@ -166,9 +166,9 @@ def leaving() -> Iterator[None]:
   try:
     yield
   except BaseException as error:
-    # With these statuses, the process exits normally. `PREEMPTED` and `STOPPED`
-    # follow a request to stop. Joined processes then save the state and stop
-    # together, so a normal exit does not hang.
+    # Statuses after which this process may exit normally. A normal exit waits
+    # for the other processes. After a request to stop, joined processes save
+    # the state and stop together, with `PREEMPTED` or `STOPPED`, so none hangs.
     usual: tuple[int | None, ...] = (None, 0)
     if jax.distributed.is_initialized():
       usual = (*usual, preemption.PREEMPTED, preemption.STOPPED)

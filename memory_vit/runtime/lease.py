@@ -136,7 +136,10 @@ class _Lease:
       self._write("")
 
   def _write(self, text: str) -> bool:
-    """Write `text`; return False if another process has changed the object."""
+    """Write `text` to the lease's object in the bucket.
+
+    Return False if another process has changed or removed the object.
+    """
     from google.api_core.exceptions import PreconditionFailed
 
     blob = self._bucket.blob(self._name)

@@ -26,9 +26,8 @@ _VIEWS = frozenset(
   ("reshape", "transpose", "squeeze", "expand_dims", "split", "unstack",
    "stop_gradient", "copy", "reshard", "sharding_constraint")
 )  # fmt: skip
-# XLA fuses an operation in this set with the operation that reads its result.
-# The result must have no other reader, and the reader must be a reduction or in
-# this set, too.
+# XLA fuses an operation of this set with the only reader of its result, if this
+# reader is a reduction or an operation of this set.
 _FUSED = frozenset(
   ("add", "sub", "mul", "div", "neg", "exp", "exp2", "log", "log1p", "expm1",
    "tanh", "logistic", "erf", "erf_inv", "rsqrt", "sqrt", "square", "max",
@@ -57,7 +56,7 @@ def temporary_bytes(
   results = {*_inlined(jaxpr, names, operations)}
   readers = _readers(operations)
   # {value: arrays that must be in memory when an operation reads the value}. A
-  # fused value has no array of its own: these are the arrays of its operands.
+  # fused value has no array of its own, so its entry has its operands' arrays.
   behind: dict[Hashable, set[Hashable]] = {}
   size: dict[Hashable, int] = {}
   first: dict[Hashable, int] = {}
@@ -150,7 +149,11 @@ def _readers(operations: list[_Operation]) -> dict[Hashable, list[str]]:
 
 
 def _is_fused(primitive: str, readers: list[str]) -> bool:
-  """Return whether a value is a view or is fused, and so needs no memory."""
+  """Return whether the result of `primitive` needs no memory of its own.
+
+  Views need none, and neither do results that XLA fuses with their reader.
+  `readers` are the primitives that read the result.
+  """
   if primitive in _VIEWS:
     return True
   return (

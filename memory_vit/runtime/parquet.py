@@ -20,7 +20,7 @@ from memory_vit.runtime.messages import escaped, first_line
 
 # Pattern of the names that `shard_name` returns.
 SHARDS = "part-*.parquet"
-# Metadata key of the description, which is JSON.
+# Key under which the metadata holds the description, as JSON.
 METADATA = b"memory_vit"
 # The metadata holds this text, directly followed by the SHA-256 of the file.
 # The digits of the SHA-256 itself are not hashed.
@@ -55,7 +55,7 @@ def require_whole(path: Path) -> None:
 
 
 def _seal_of(path: Path) -> tuple[int, bytes, bytes]:
-  """Return the position, stored value and computed value of the SHA-256."""
+  """Return (position of the saved SHA-256, saved SHA-256, actual SHA-256)."""
   with (
     path.open("rb") as file,
     mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,

@@ -131,9 +131,9 @@ def require_replaceable(
   cwd = Path.cwd()
   if Path(place) in (cwd, *cwd.parents):
     raise error(
-      f"{where} is {brief(str(path))}, which would be replaced as a whole, but "
-      "is the current directory or contains it. Give another directory, such "
-      f"as {cwd / 'results'}."
+      f"{where} is {brief(str(path))}, which is or contains the current "
+      "directory, and cannot be replaced as a whole. Give another directory, "
+      f"such as {cwd / 'results'}."
     )
 
 

@@ -89,7 +89,8 @@ class ProgressBar:
   ) -> None:
     """Start to count at `done`; if `stays`, a finished bar stays visible.
 
-    Lines that replace the bar go to `say`; by default, they are logged.
+    Where no bar can be drawn, `say` gets lines of progress instead. By default,
+    these lines are logged.
     """
     self.total, self.is_bar = total, on_terminal()
     self._say = say or logger.info

@@ -165,7 +165,8 @@ def to_host(tree: Any) -> Any:
 def require_divisible(batch_size: int, mesh: Mesh, key: str) -> None:
   if batch_size % mesh.size:
     raise ConfigError(
-      f"{key} is {batch_size}, expected a multiple of the {mesh.size} devices."
+      f"{key} is {batch_size}, expected a multiple of {mesh.size}, the number "
+      "of devices."
     )
 
 

@@ -261,7 +261,7 @@ def _require_few_outputs(count: int) -> None:
 
 
 def _require_few_pixels(pixels: int, most: float) -> None:
-  """Raise 413 if the weighted `pixels` exceed `most` megapixels."""
+  """Raise 413 if `pixels`, a weighted count, exceeds `most` megapixels."""
   if pixels > most * 1e6:
     raise RequestError(
       413,

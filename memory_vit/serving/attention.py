@@ -27,7 +27,7 @@ if TYPE_CHECKING:
   from memory_vit.prediction import Predictor
   from memory_vit.tasks.slots import Slots
 
-# Maximum number of requests, of one image each, that are not yet answered.
+# Maximum number of unanswered requests; each request has one image.
 _MOST_WAITING = 8
 _DIGITS = 6
 

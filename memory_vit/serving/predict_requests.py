@@ -36,8 +36,9 @@ _MOST_FIELD_BYTES = 64 * 1024
 _MOST_NAME = 200  # characters of an image's name; longer names are shortened
 # Maximum length of Content-Type: parsing it must not block the event loop.
 _MOST_TYPE = 1_000
-# Maximum number of commas in a JSON body. This bounds the number of values: a
-# few MiB of JSON could otherwise become hundreds of MiB of objects.
+# Maximum numbers of commas in a JSON body: for each image that a request may
+# have, and for the rest of the body. Commas bound the number of values: without
+# a limit, a few MiB of JSON could become hundreds of MiB of objects.
 _MOST_COMMAS_PER_IMAGE = 64
 _MOST_OTHER_COMMAS = 2 * MOST_TASKS
 _MULTIPART, _JSON = "multipart/form-data", "application/json"

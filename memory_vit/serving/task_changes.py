@@ -102,7 +102,7 @@ def logging_refusals(action: str, name: str, client: str) -> Iterator[None]:
   """Log why a change fails, and raise the `RequestError` for the client."""
   try:
     yield
-  except asyncio.CancelledError:  # the thread may still make the change
+  except asyncio.CancelledError:  # the change may go on in its thread
     audit(action, name, client, "cancelled before its answer")
     raise
   except Exception as error:

@@ -29,7 +29,7 @@ from memory_vit.serving.request_error import busy
 from memory_vit.tasks import store
 
 _SUFFIX = ".safetensors"
-# Maximum wait for another change of the tasks; a change may compile programs.
+# Maximum time to wait until another change, which may compile programs, ends.
 _LOCK_SECONDS = 30.0
 # Inode, size and modification time of a file; replacing the file changes them.
 Stamp = tuple[int, int, int]

@@ -63,7 +63,10 @@ class Changed:
 
 
 class _Stored(NamedTuple):
-  """A task file, the last task loaded from it, and why loading fails now."""
+  """What a follower knows of a task file: its stamp, and the last loaded task.
+
+  `problem` says why the latest attempt to load failed; "" if it succeeded.
+  """
 
   stamp: Stamp
   task: Task | None
@@ -82,7 +85,8 @@ class TaskFollower:
     """Serve the folder's tasks; a new folder gets the predictor's tasks."""
     self.problems: dict[str, str] = {}
     self._predictor, self._folder = predictor, folder
-    self._lock = threading.Lock()  # taken alone, or after the folder's lock
+    # A thread that takes both locks takes the folder's lock before this lock.
+    self._lock = threading.Lock()
     self._stored: dict[str, _Stored] = {}
     self._tried: dict[str, Stamp] = {}
     self._again = 0.0
@@ -293,7 +297,7 @@ class TaskFollower:
     if problem:
       raise ConfigError(
         f"--state_dir {self._folder.root} {problem} Give another --state_dir, "
-        "or a backbone and tasks that fit its tasks."
+        "or a backbone and tasks that fit the stored tasks."
       )
     if unused := [
       name

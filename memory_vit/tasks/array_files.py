@@ -159,7 +159,7 @@ def require_entries(path: Path, files: Iterable[str]) -> None:
 
 
 def _names(path: Path) -> Iterator[str]:
-  """Yield the names of a directory's entries; raise `TaskError` for a link."""
+  """Yield the names of entries in `path`; raise `TaskError` for any link."""
   for entry in path.iterdir():
     if entry.is_symlink():
       raise TaskError(

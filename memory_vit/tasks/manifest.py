@@ -76,8 +76,8 @@ class Manifest:
 
 def to_text(manifest: Manifest, where: str) -> str:
   """Return the text of the `task.json` at `where`; check it as `read` does."""
-  # Before computing the SHA-256, convert to JSON and back: `parse` computes it
-  # from parsed JSON, in which tuples became lists, and keys became strings.
+  # Convert to JSON and back, because `parse` computes the SHA-256 from parsed
+  # JSON, in which tuples became lists, and keys became strings.
   values = json.loads(json.dumps(dataclasses.asdict(manifest)))
   values = {"format_version": FORMAT_VERSION, **values}
   signed = {**values, "sha256": digest(values)}

@@ -25,7 +25,8 @@ def load_model(
     return load.load_backbone(backbone, image_size, dtype), ()
   specs = [described.spec for _, described in saved_tasks]
   # Before the backbone is downloaded, check that the tasks can share a pass.
-  # With `any_regime`, do not check a single task: it has a pass of its own.
+  # With `any_regime`, skip this check if there is only one task: tasks of every
+  # regime can run in a pass without other tasks.
   if len(saved_tasks) > 1 or not any_regime:
     compose.require_specs_fit(specs)
   wanted = specs[0].backbone
@@ -35,8 +36,9 @@ def load_model(
       f"{wanted.image_size}: leave image_size out."
     )
   published = load.read_published(backbone)
-  # If the source of the backbone states a variant of GELU, use this variant:
-  # `load_described` then refuses tasks that were trained with another variant.
+  # If the backbone's files state its config, the GELU comes from that config,
+  # and `load_described` refuses tasks that were trained with another GELU. If
+  # the files state no config, the GELU comes from the tasks.
   gelu = None if published.states_config else wanted.gelu
   loaded = backbones.rounded(
     load.to_backbone(published, wanted.image_size, dtype, gelu=gelu)

@@ -41,7 +41,7 @@ _LEARNED = re.compile(
   r"(memory_tokens\.[0-9]+|attention_mask)"
 )
 _FIRST_CLASS, _CLASS = "vit.embeddings.cls_tokens.0", "vit.embeddings.cls_token"
-# Maximum number of heads, far more than real models have.
+# Maximum number of heads besides the original head. Real models have far fewer.
 _MOST_HEADS = 256
 
 
@@ -154,7 +154,7 @@ def _require_plain_zip(file: Path) -> None:
 def _require_trunk(
   state: State, config: Mapping[str, Any], backbone: Backbone, where: str
 ) -> None:
-  """Raise `BackboneError` if frozen weights in `state` are not `backbone`'s."""
+  """Raise `BackboneError` unless `state` has `backbone`'s frozen weights."""
   trunk = {
     name: as_float32(array, f"{where}: {name}")
     for name, array in state.items()

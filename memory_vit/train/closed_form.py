@@ -25,8 +25,9 @@ from memory_vit.train.sweep import Trial
 
 logger = logging.getLogger(__name__)
 
-# Memory needed to solve a head, as a multiple of the features' size in float64.
-# Measured: 5.4 with "ridge" and 3.1 with "lda", not counting the features.
+# Free memory required to hold the features and solve a head, as a multiple of
+# the size of the features in float64. As measured, solving takes 5.4 times this
+# size with "ridge", and 3.1 times with "lda"; the features take memory as well.
 _COPIES = 7
 
 

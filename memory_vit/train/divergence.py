@@ -42,7 +42,7 @@ class DivergenceMonitor:
     max_skipped: int,
     examples: Examples | None = None,
   ) -> None:
-    """Continue after `step`.
+    """Prepare to count the skipped updates after step `step`.
 
     `lost` names the trials that were lost up to this step, and `skipped` counts
     the updates of each trial that were skipped up to this step.
@@ -129,7 +129,7 @@ class DivergenceMonitor:
     )
 
   def _named(self, steps: Sequence[int]) -> str:
-    """Return the end of a message: "." and, if known, the steps' examples."""
+    """Return "."; with `_examples`, add names of the examples of `steps`."""
     if not self._examples:
       return "."
     parts = []

@@ -135,7 +135,7 @@ def _step_seconds(inputs: RunInputs, start: Start) -> float:
 
 
 def _seconds(program: Any) -> float:
-  """Call `program` twice, once to compile; return the second call's seconds."""
+  """Time the second call of `program`, in seconds; the first call compiles."""
   jax.block_until_ready(program())
   began = time.perf_counter()
   jax.block_until_ready(program())

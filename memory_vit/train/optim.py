@@ -13,8 +13,8 @@ from memory_vit.model.parts import PARTS
 from memory_vit.model.regimes import OWN_BACKBONE
 
 _ALL_PARTS = (*PARTS, OWN_BACKBONE)
-# Names of the arrays with weight decay: kernels of Flax layers, of the side
-# stream and of the probe.
+# Names of the arrays with weight decay: "kernel" in any part; "conv", "keys"
+# and "values" in the side stream; "down" and "up" in the probe.
 _KERNELS = ("kernel", "conv", "keys", "values", "down", "up")
 
 
@@ -108,6 +108,7 @@ def _by_part(
   """Return a transformation that applies `transforms[part]` to each part."""
   return optax.partition(
     transforms,
-    # The path of a leaf is (task, part, ...); all leaves are of one task.
+    # The path of a leaf is (task, part, ...). All leaves are of one task, so
+    # the part is enough as a label.
     lambda params: jax.tree.map_with_path(lambda path, _: path[1].key, params),
   )

@@ -105,8 +105,8 @@ def plan_group(inputs: RunInputs, compiled: Temporary) -> PassPlan:
     )  # fmt: skip
     return PassPlan((tuple(trial.name for trial in trials),))
   # A pack pads all its trials to the size of its largest trial. So each trial
-  # after the first adds the same memory, `further`. Estimate `further` as the
-  # memory that the second-largest trial adds to the largest.
+  # after the first adds the same memory, `further`. To estimate `further`,
+  # compare a pass of the two largest trials with a pass of the largest alone.
   longest = sorted(trials, key=sweep.size)[-2:]
   first = pack_bytes(inputs, longest[1:])
   further = max(0, pack_bytes(inputs, longest) - first)
@@ -127,9 +127,9 @@ def _measured_share(
 ) -> float:
   """Compile a pack; return its measured memory divided by its estimated memory.
 
-  To choose the pack, plan as if trials took half of their estimated memory. The
-  caller plans again with the returned value. If the new plan has packs of the
-  same size, training reuses the program compiled here.
+  The size of the pack is chosen as if trials took half of their estimated
+  memory. The caller chooses the size of all packs by the returned value. If the
+  caller chooses the same size, training reuses the program compiled here.
   """
   most = sweep.at_once(min(first // 2, free), further // 2, free)
   largest = sweep.packs_of(inputs.trials, most)[-1]

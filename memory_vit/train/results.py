@@ -38,8 +38,9 @@ from memory_vit.train.inputs import RunInputs
 from memory_vit.train.passes import packs_by_group
 from memory_vit.train.sweep import PassPlan, Trial
 
-# Names of temporary files that a killed run may leave in the workdir, made by
-# `files.replacing`, `processes.require_shared`, `bucket` and `lease`.
+# Names of the temporary files that `files.replacing`,
+# `processes.require_shared`, `bucket` and `lease` make in the workdir. A killed
+# run may leave such files.
 _BEGUN = re.compile(
   r"\..+\.(?:npz|png)\.[0-9a-f]{8}\.part"
   r"|\.(?:seen-by-all|written|lock)-[0-9a-f]{16}"

@@ -133,7 +133,7 @@ def train_and_evaluate(
         packs,
         ranked,
         upstream.compare(inputs.backbone, original, with_tasks),
-        # If the run has finished before, keep the time that it recorded then.
+        # If the run had finished before this call, keep the time in `earlier`.
         earlier.wall_seconds if earlier else seconds,
       )
       require_alone()

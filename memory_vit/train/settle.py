@@ -292,8 +292,8 @@ def _with_embeddings(config: Config, train: Split) -> Config:
       raise ConfigError(
         f"config.data.{key} is {getattr(data, key)!r}, but the embeddings were "
         f"made with {value!r}. Set config.data.{key} to {value!r}. Or set "
-        f"config.data.eval_crop to {_BACKBONE!r}: then eval_crop and resize "
-        "are taken from the embeddings."
+        f"config.data.eval_crop to {_BACKBONE!r}, which stands for the "
+        "eval_crop and resize of the embeddings."
       )
   return dataclasses.replace(config, data=data)
 

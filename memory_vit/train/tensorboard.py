@@ -82,7 +82,7 @@ class TensorBoard:
       self._guards[trial].close(closing.close)
 
   def _each(self, trials: Iterable[str], action: Callable[[str], Any]) -> None:
-    """Call `action` for each trial of `trials`, which share a pass."""
+    """Call `action` for each of `trials`, which must be trials of one pass."""
     # Close the files of the previous pass, because a process can open only a
     # limited number of files.
     if self._closing.keys().isdisjoint(trials):

@@ -33,9 +33,9 @@ logger = logging.getLogger(__name__)
 _SHARE = 0.9
 # Maximum number of larger batches to compile after a batch that fits.
 _TRIES = 3
-# After a batch that fits, try a larger batch only if that has at least a tenth
-# more images. After a batch that does not fit, multiply all later estimates of
-# the largest batch by 0.9.
+# Try a larger batch only if it has at least a tenth more images than the
+# largest batch known to fit. After a batch that does not fit, multiply all
+# later estimates of the largest batch by 0.9.
 _WORTHWHILE, _LESS = 1.1, 0.9
 # Text in the compiler's error if a program takes too much memory.
 _TOO_LARGE = "RESOURCE_EXHAUSTED"
@@ -221,7 +221,7 @@ class _GroupPlan:
 
   @property
   def _backbone_bytes(self) -> int:
-    """Bytes per chip of the backbone, plus its copies in the compute dtype."""
+    """Bytes per chip of the backbone and of its copies in the compute dtype."""
     params = {"backbone": self.inputs.backbone.params}
     passed = jax.tree.leaves(self.inputs.frozen["backbone"])
     return sharding.bytes_on_a_device(
@@ -292,14 +292,17 @@ class _GroupPlan:
     return measured.memory.total <= self._free
 
   def _reach(self, images: int, memory: PackMemory) -> float:
-    """Estimate the largest batch that fits; `images` images take `memory`."""
+    """Estimate the largest batch that fits.
+
+    `memory` is the memory for training with batches of `images` images.
+    """
     config = self.inputs.config
     evaluated, parts = config.batch_size_eval, config.optim.accumulation_steps
     left = self._free - memory.state - memory.cached
     of_one = (memory.batches + memory.temporary) / images
-    # `memory.contexts` bytes hold the contexts of an accumulation step or of an
-    # evaluation batch, whichever has more images. `context` is the share of one
-    # image.
+    # `memory.contexts` is the size in bytes of the contexts of an accumulation
+    # step or of an evaluation batch, whichever has more images. `context` is
+    # the size for one image.
     context = memory.contexts / max(images / parts, evaluated)
     return min(
       left / (of_one + context / parts), (left - context * evaluated) / of_one
@@ -340,8 +343,9 @@ class _GroupPlan:
 def _largest_programs(reports: Mapping[str, CompilerReport]) -> list[str]:
   """Return names of programs with large temporary buffers.
 
-  Each has at least half as many bytes as the program with the most. With a
-  larger batch, any of these programs may be the one with the most.
+  A program is listed if its buffers take at least half as many bytes as the
+  largest buffers of all programs. When the batch grows, the buffers of any
+  listed program may become the largest.
   """
   most = max(report.temporaries for report in reports.values())
   return [n for n, r in reports.items() if 2 * r.temporaries >= most]

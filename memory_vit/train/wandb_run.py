@@ -36,7 +36,7 @@ FILE = "wandb.json"
 # Maximum number of characters that W&B accepts in a name.
 _LONGEST_NAME = 128
 # Maximum time for sending data at the end of a run. Many clusters give a
-# preempted process 30 seconds; the last steps and saving may take 10 of these.
+# preempted process 30 seconds, of which the last steps and saving may take 10.
 _FINISH_SECONDS = 10.0
 # User and password of a URL. There are two cases. If an "@" comes before the
 # first "/", match up to the last "@" before that "/". Otherwise, the password
@@ -47,9 +47,9 @@ _USER = re.compile(
   r"(?:[^/?#\s]*@|[^/?#\s:@]*:(?!\d+(?:[/?#\s]|$))(?:(?!://)\S)*@)",
   re.IGNORECASE,
 )
-# Query or fragment of an http URL, or query of another URL. In other URLs, such
-# as gs://, file names may contain "?" and "#". There, a "?" begins a query only
-# if a "=" comes before the next "/".
+# Query or fragment of an http URL, or query of a URL of another scheme, such as
+# gs://. Outside http, file names may contain "?" and "#", so a "?" begins a
+# query only if a "=" comes before the next "/", "?" or "#".
 _QUERY = re.compile(
   r"(https?://[^?#\s]*)[?#]\S*"
   r"|([a-z][a-z0-9+.-]*://\S*?)\?[^/?#\s]*=\S*",

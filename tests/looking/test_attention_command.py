@@ -220,7 +220,7 @@ def test_foreign_directory_is_left_as_it_is(model, tmp_path, capsys):
   ("arguments", "message"),
   [
     ([], "no image is given: give an IMAGE"),
-    (["--data=digits:0-4", "--batch_size=3"], "a multiple of the 8 devices"),
+    (["--data=digits:0-4", "--batch_size=3"], "a multiple of 8, the number of"),
     (["--data=other=digits", "x.png"], "there is no task 'other'"),
     (["--data=backbone=digits", "x.png"], "there is no task 'backbone'"),
     (["--max_images=1001", "x.png"], "expected int"),

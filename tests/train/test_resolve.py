@@ -74,7 +74,7 @@ def test_part_of_a_batch_must_be_a_multiple_of_the_devices(tmp_path):
     {"data.name": "digits", "optim.accumulation_steps": 2}
   )
   with pytest.raises(
-    ConfigError, match="accumulation_steps is 4, expected a multiple of the 8 d"
+    ConfigError, match="accumulation_steps is 4, expected a multiple of 8, the"
   ):
     settle.require_sound(config, tmp_path, sharding.make_mesh())
 

@@ -43,7 +43,8 @@ _TAGS = {
   *("36x1", "clip", "dinov2", "gap", "map", "miil", "plus", "quickgelu"),
   *("siglip", "tipsv2", *_REGISTERS),
 }
-# Sizes that timm found by architecture search. Their models have LayerScale.
+# Sizes that timm found by architecture search. Models of these sizes have
+# LayerScale.
 _SEARCHED = {"wee", "little", "medium", "mediumd", "betwixt", "so150m2"}
 # Names of the SigLIP 2 models with the tanh GELU. All other models of SigLIP
 # and SigLIP 2 in timm have the exact GELU.

@@ -44,8 +44,8 @@ def first_class_token(backbone: Backbone) -> jt.Float32[jax.Array, " d"]:
     return jnp.array(params["cls"][0, 0])
   if config.pooling == "map":
     return jnp.array(params["MAPHead_0"]["probe"][0, 0])
-  # For mean pooling, take the token of a mid-grey patch at the mean position.
-  # Blocks then treat it like the patches that pooling averages.
+  # For mean pooling, return the token of a mid-grey patch at the mean position:
+  # blocks treat a class token of this value like the patches that are averaged.
   token = jnp.array(params["embedding"]["bias"])
   if config.positions == "learned":
     positions = params["Transformer"]["posembed_input"]["pos_embedding"]
