@@ -711,7 +711,7 @@ def _of_training(config: Config) -> list[str]:
 
 
 def _of_closed_form(config: Config) -> list[str]:
-  """Return messages about options that do not fit a head in closed form."""
+  """Return messages about options that a closed-form head does not allow."""
   name, kind = config.optim.name, config.task.kind
   if not config.optim.in_closed_form:
     return []

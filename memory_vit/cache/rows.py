@@ -96,10 +96,10 @@ class Rows(abc.ABC):
   def __init__(
     self, layout: RowLayout, count: int, mesh: Mesh, places: range
   ) -> None:
-    """Reserve `count` rows.
+    """Reserve `count` rows; their places are 0 to `count` - 1.
 
-    `places` has the place of the first row of each batch. Its step is the
-    number of rows that this process has of a batch.
+    `places` has an entry for each batch: the place of the batch's first row.
+    The step of `places` is the number of rows of a batch in this process.
     """
     self._layout, self._mesh, self._places = layout, mesh, places
     self.labels = np.zeros(count, layout.label)

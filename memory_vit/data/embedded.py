@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Name of the split that defines the classes. If `config.data.dir` is itself an
-# output of `embed`, that output is the only split, and gets this name.
+# Name of the split that defines the classes. If `config.data.dir` is a single
+# output of `embed`, not a folder of outputs, its only split has this name.
 _TRAIN = "train"
 # Maximum number of images without an embedding that `_left_out` lists.
 _NAMED = 100

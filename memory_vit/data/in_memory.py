@@ -239,8 +239,8 @@ def _item(data: Any, key: int | str) -> Any:
     return data[key]
   except (LookupError, TypeError) as error:
     raise DataError(
-      f"`data[{key!r}]` of a {type(data).__name__} fails "
-      f"({messages.named(error)}): expected {_EXPECTED}"
+      f"the data are a {type(data).__name__}, from which `data[{key!r}]` "
+      f"cannot be read ({messages.named(error)}): expected {_EXPECTED}"
     ) from error
 
 

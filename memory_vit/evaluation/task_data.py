@@ -254,7 +254,7 @@ def _below(directory: str, roots: Sequence[str]) -> str:
 
 
 def _needed(owner: str, hint: _Hint, name: str | None) -> str:
-  """Return an error text with the options that would open the data."""
+  """Return an error text that names the options needed to open the data."""
   directory = hint.directory if _PLAIN.fullmatch(hint.directory) else "DIR"
   flag = f"--data_dir={owner}={directory}"
   if name is not None:  # --data gave the name: only --data_dir is missing

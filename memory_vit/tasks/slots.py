@@ -212,7 +212,10 @@ def on_host(tree: Any) -> Any:
 
 
 def _mask(tasks: Mapping[int, Task], sizes: SlotSizes) -> TaskMask | None:
-  """Return which tasks attend to which tasks; None if all tasks are heads."""
+  """Return which tasks attend to which tasks.
+
+  Return None if all tasks have the regime `head`, which has no token.
+  """
   streamed = {i: task.spec for i, task in tasks.items() if i >= 0}
   if tasks and not streamed:
     return None

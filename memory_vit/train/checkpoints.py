@@ -304,7 +304,7 @@ def _described(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _verifiable(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-  """Return `_described`, with "sha256" added to the dict of each array.
+  """Describe arrays as `_described` does, and add the "sha256" of each array.
 
   All processes must call this function.
   """

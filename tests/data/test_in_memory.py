@@ -203,7 +203,7 @@ FLOATS = PIXELS.astype(np.float32)
         (),
         {"__len__": lambda s: 2, "__getitem__": lambda s, i: {}[str(i)]},
       )(),
-      r"`data\[0\]` of a Rows fails \(KeyError: '0'\): expected",
+      r"a Rows, from which `data\[0\]` cannot be read \(KeyError: '0'\): exp",
     ),
     (
       tf.data.Dataset.from_tensor_slices((PIXELS, LABELS)).repeat(),

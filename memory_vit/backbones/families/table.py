@@ -180,9 +180,9 @@ def _rows(model: Model) -> Iterator[tuple[str, To]]:
 
 
 def _leaf(place: str, ours: Mapping[str, Shape]) -> str:
-  """Return which of `place`, "`place`/kernel" and "`place`/scale" is in `ours`.
+  """Return which of PLACE, PLACE/kernel and PLACE/scale is a name in `ours`.
 
-  Return "" if none of them is.
+  PLACE stands for `place`. Return "" if `ours` has none of these names.
   """
   leaves = (place, f"{place}/kernel", f"{place}/scale")
   return next((leaf for leaf in leaves if leaf in ours), "")
