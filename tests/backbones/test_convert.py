@@ -155,7 +155,7 @@ def test_unstated_mean_and_std_are_options(tmp_path, capsys):
     (both[:1], "config.json states no std"),
     (["--mean=a", both[1]], "mean is ['a'], expected red, green and blue"),
     (["--mean=0,0", both[1]], "expected red, green and blue"),
-    (["--mean=123.7,116.3,103.5", both[1]], "of images in [0, 1]"),
+    (["--mean=123.7,116.3,103.5", both[1]], "for pixels in [0, 1]"),
     ([both[0], "--std=0,1,1"], "std is ['0', '1', '1'], expected"),
   ):
     assert convert.main([str(bare), str(out), *options]) == 2

@@ -381,7 +381,9 @@ def test_sizes_are_limited_before_they_are_made(place, monkeypatch):
   (place / "classes.txt").write_text("\n".join(map(str, range(2**16))))
   free = types.SimpleNamespace(available=2**20)
   monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
-  with pytest.raises(DataError, match="3 examples of 65,536 labels .* 0.0 GiB"):
+  with pytest.raises(
+    DataError, match="3 examples with 65,536 labels .* 0.0 Gi"
+  ):
     opened(place, kind="labels")
   monkeypatch.undo()
   (place / "train.csv").unlink()
