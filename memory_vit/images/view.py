@@ -136,10 +136,10 @@ def view_bytes(
     return max(rows * (2 * along + 3 * side), (rows + 2 * side) * along)
   view = 4 * 3 * 4 * side**2
   # Pillow holds three images of 4 bytes per pixel: a copy of the original,
-  # an image with the new width and the old height, and the resized image. The
-  # second image is at most as large as the larger of the other two images.
-  old, new = height * width, new_height * new_width
-  return view + 4 * (old + max(old, new) + new)
+  # an image with the new width and the old height, and the resized image. EXIF
+  # may swap height and width.
+  between = max(height * new_width, width * new_height)
+  return view + 4 * (height * width + between + new_height * new_width)
 
 
 def _neighbors(old: int, new: int, part: slice) -> _Neighbours:

@@ -194,6 +194,13 @@ def test_a_view_takes_the_memory_that_is_set_aside(shape, preprocessing):
   assert peak <= view.view_bytes(*shape, preprocessing) + 2**16
 
 
+@pytest.mark.parametrize("shape", [(16_384, 16), (16, 16_384)])
+def test_memory_is_set_aside_for_the_image_that_pillow_makes_first(shape):
+  """It has the new width, and still the old height."""
+  preprocessing = EvalPreprocessing(image_size=512, interpolation="bicubic")
+  assert view.view_bytes(*shape, preprocessing) > 4 * 512 * 16_384
+
+
 def test_levels_are_the_pixels_again_and_are_clipped():
   pixels = np.arange(256, dtype=np.uint8).repeat(3).reshape(16, 16, 3)
   seen = view.eval_view(pixels, EvalPreprocessing(image_size=16))
