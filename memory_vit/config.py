@@ -145,8 +145,8 @@ class DataConfig:
   # one of VTAB's labels ("clevr_count", "clevr_distance", "kitti_distance",
   # "dsprites_x", "dsprites_orientation", "smallnorb_azimuth" or
   # "smallnorb_elevation"). For a table (CSV or Parquet): name of a column,
-  # "label" by default. If `kind` is "labels" or "values", several names may be
-  # given, separated by commas.
+  # "label" by default. If task.kind is "labels" or "values", several names may
+  # be given, separated by commas.
   label: str = option("", Text('a feature of the data set, or ""', ".*", 200))
   # Column of a table (CSV or Parquet) that holds the paths of the images; "" is
   # "path".
@@ -254,10 +254,10 @@ class TaskConfig:
   # Directories of tasks that the tasks in `attends_to` attend to. A task need
   # not be given if it lies in the same folder as the task that attends to it.
   indirect: tuple[str, ...] = option((), _TASKS, resume="free")
-  # A task whose head training starts from: its directory, or
-  # hf://OWNER/NAME/TASK. It must have the regime `head`, like the tasks from
-  # --config=closed, and the classes of the new task. With "", the head starts
-  # at zero.
+  # Directory of a task, or hf://OWNER/NAME/TASK: training starts from the head
+  # of that task. That task must have the regime `head`, like the tasks from
+  # --config=closed, and the same classes as the new task. With "", the head
+  # starts at zero.
   init: str = option("", _DIRECTORY, resume="free")
   # Apply the block's first LayerNorm to memory, as in the paper (Figure 2).
   memory_norm: bool = option(True, Switch(), sweep=True)

@@ -144,7 +144,7 @@ class ShardWorker:
   """Makes shards in a worker process; Ray Data creates and calls it."""
 
   def __init__(self, folder: str, digest: str, job: Any) -> None:
-    """Load the model and the plan in `folder`.
+    """Load the model of `job`, and the plan in `folder`.
 
     Raise if the plan's digest is not `digest`, or if the plan states another
     model than the loaded one.

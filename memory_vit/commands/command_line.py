@@ -252,7 +252,7 @@ class CommandLine:
     )
 
   def _with_one_value(self, config: Config) -> Config:
-    """If a flag sets an option, remove the option's sweep from `config`."""
+    """Return `config` without the sweeps of the options that flags set."""
     overrides = config_flags.get_override_values(self.flags["config"])
     for key, axis in (
       ("learning_rate", "learning_rate"),

@@ -236,8 +236,8 @@ def _possible(shape: tf.Tensor, resized: tf.Tensor, side: int) -> tf.Tensor:
   """Check the size of an image before and after resizing; return `resized`.
 
   `shape` is (height, width) before resizing, and `resized` is (height, width)
-  after resizing. Raise if one side of `shape` is too many times the other side,
-  or if `resized` has too many pixels.
+  after resizing. Raise if one side of `shape` is more than `LONGEST_ASPECT`
+  times the other, or if `resized` has too many pixels.
   """
   shape = tf.cast(shape, tf.float32)
   longest = tf.reduce_min(shape) * LONGEST_ASPECT

@@ -116,7 +116,7 @@ def _of_each_class(split: Split, subset: Subset) -> list[int]:
 
 
 def _order(split: Split, seed: int) -> Iterator[int]:
-  """Yield all indices, shuffled by `seed`, except those in `unreadable`."""
+  """Yield all indices but those in `split.unreadable`, shuffled by `seed`."""
 
   def key(index: int) -> bytes:
     return hashlib.sha256(f"{seed} {index}".encode()).digest()

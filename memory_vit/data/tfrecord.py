@@ -47,8 +47,8 @@ def read(shard: Shard) -> Iterator[bytes | CorruptRecord]:
   end = shard.skip + shard.take
   for i, record in enumerate(itertools.islice(_records(shard.path), end)):
     if isinstance(record, CorruptRecord):
-      # Add the last good record to the reason. Once no record can follow,
-      # `_records` repeats one object: make its text only at the first time.
+      # Add the number of the last good record to the reason. For all lost
+      # records, `_records` repeats one object: make its new text only once.
       if again is None or again[0] is not record:
         named = f"{record.reason}; last good record: {last_good}"
         again = record, CorruptRecord(named)

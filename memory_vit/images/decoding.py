@@ -134,9 +134,9 @@ def header(encoded: bytes) -> tuple[str, int, int]:
 def pixels_claimed(encoded: bytes) -> int:
   """Return the number of pixels in the header, weighted by decoding time.
 
-  The result is at least a third of the file size in bytes. It is a third if the
-  file is not an image, or if the image is too large to be decoded: finding this
-  out also takes time, so such files must not overtake ordinary images.
+  The result is at least a third of the file size in bytes. It is exactly this
+  third if the header shows that the file cannot be decoded: finding this out
+  also takes time, so such files must not overtake ordinary images.
   """
   least = len(encoded) // 3
   try:

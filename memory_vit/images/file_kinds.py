@@ -37,7 +37,7 @@ _OTHERS = {
   rb"%PDF": f"PDF: {_CONVERT}",
   rb"PK\x03\x04": "a ZIP archive: unpack it",
 }
-# Number of bytes at a file's start that the expressions are matched against.
+# The expressions are matched against at most the first `_HEAD` bytes of a file.
 _HEAD = 1024
 
 

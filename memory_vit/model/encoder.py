@@ -112,8 +112,8 @@ class EncoderBlock(nn.Module):
 
   def _kept(self, x: Float32[Array, "b s d"]) -> Float[Array, "b s d"]:
     """Round backbone tokens to the compute dtype, as vit_jax does."""
-    # On TPUs, this rounding halves the memory traffic of float32 tokens. On
-    # GPUs, this rounding has no effect, because XLA removes it.
+    # On TPUs, this rounding halves the memory traffic of the tokens. On GPUs,
+    # it has no effect, because XLA removes it.
     return x.astype(self.config.dtype)
 
   def keys_values(

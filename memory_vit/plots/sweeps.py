@@ -75,7 +75,7 @@ def _draw(axes: Axes, lines: Lines) -> None:
 
 
 def _label(axes: Axes) -> None:
-  """If there are lines, add a legend whose labels are not read as formulas."""
+  """Add a legend if there are lines; its labels are not read as formulas."""
   drawn = axes.containers
   if not drawn:
     return

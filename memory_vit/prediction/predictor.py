@@ -102,8 +102,8 @@ class Predictor:
     for name in ("dtype", "image_size"):
       if name in options:
         raise ConfigError(
-          f"{name} cannot be given with a loaded backbone, because loading has "
-          f"fixed it: call load_backbone(..., {name}=...) instead."
+          f"{name} cannot be given with a loaded backbone, because it is set "
+          f"at loading: call load_backbone(..., {name}=...) instead."
         )
     if unknown := options.keys() - set(_OPTIONS):
       raise ConfigError(

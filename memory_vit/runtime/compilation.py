@@ -23,8 +23,8 @@ from memory_vit.runtime.messages import brief
 # Environment variable for the cache folder; `backbones.download` reads it, too.
 _ROOT = "MEMORY_VIT_CACHE"
 _SWITCH = "MEMORY_VIT_COMPILE_CACHE"
-# Options of JAX. By default, JAX caches only programs that compile for at least
-# one second, but many of our programs compile faster and are worth caching.
+# Options of JAX. By default, JAX caches only programs that take at least one
+# second to compile, but many of our programs take less and are worth caching.
 _DIRECTORY = "jax_compilation_cache_dir"
 _THRESHOLD = "jax_persistent_cache_min_compile_time_secs"
 _WORTHWHILE = 0.03

@@ -283,9 +283,10 @@ class TaskFollower:
     return self._predictor.task_set.digests.get(name, NO_TASK)
 
   def _require_usable(self, initial: TaskSet) -> None:
-    """Raise if no stored task can be loaded, or if the loaded tasks do not fit.
+    """Raise if the stored tasks all have problems, or do not fit `initial`.
 
-    The loaded tasks fit if they need the same preprocessing as `initial`.
+    They do not fit if they need another preprocessing than the tasks in
+    `initial`. A folder without tasks is no error.
     """
     shown, problem = self._predictor.task_set, ""
     if self.problems and not shown.names:

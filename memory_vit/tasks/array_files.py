@@ -153,8 +153,8 @@ def require_entries(path: Path, files: Iterable[str]) -> None:
   foreign, missing = sorted(names - expected), sorted(expected - names)
   if foreign or missing:
     raise TaskError(
-      f"{path} is damaged: {len(missing)} missing files {brief(missing)}, "
-      f"{len(foreign)} unknown files {brief(foreign)}."
+      f"{path} is damaged: missing files {brief(missing)}, unknown files "
+      f"{brief(foreign)} ({len(missing)} missing, {len(foreign)} unknown)."
     )
 
 

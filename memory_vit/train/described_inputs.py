@@ -92,7 +92,7 @@ def describe_inputs(
 
 
 def _open_backbone(config: Config) -> Backbone:
-  """Return a backbone of zeros; read a file only if the shapes are unknown."""
+  """Return a backbone of zeros if its shapes are known; else read its file."""
   if config.backbone.startswith(RANDOM):
     vit = random_config(config)
   elif known := known_config(config.backbone):

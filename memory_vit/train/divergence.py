@@ -129,7 +129,7 @@ class DivergenceMonitor:
     )
 
   def _named(self, steps: Sequence[int]) -> str:
-    """Return "."; with `_examples`, add names of the examples of `steps`."""
+    """Return the end of a message: a full stop, then the examples if known."""
     if not self._examples:
       return "."
     parts = []

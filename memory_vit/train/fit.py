@@ -291,7 +291,7 @@ def _evaluation(inputs: RunInputs, began: Start) -> Evaluate | None:
   """Return a function that evaluates trials during training, or None.
 
   The function evaluates on the validation split. If the run has no such split,
-  heads in closed form are cross-validated; for other heads, return None.
+  heads in closed form are cross-validated; for other trials, return None.
   """
   if "validation" in inputs.splits:
     return functools.partial(validate, inputs, began.tasks)

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 OVERLAYS = "attention/overlays"
 ANSWERS = "test/answers"
 FILES = {OVERLAYS: ATTENTION, ANSWERS: ANSWERS_FILE}
-# The plot "test/answers" has `_SHEET` times `config.log_images` images.
+# The plot "test/answers" has up to `_SHEET` times `config.log_images` images.
 _SHEET = 3
 # {tag: plot}, where each plot is uint8 (height, width, 3).
 Pictures = dict[str, np.ndarray]

@@ -291,7 +291,7 @@ def _with_embeddings(config: Config, train: Split) -> Config:
     if getattr(data, key) != value:
       raise ConfigError(
         f"config.data.{key} is {getattr(data, key)!r}, but the embeddings were "
-        f"made with {value!r}. Set config.data.{key} to {value!r}. Or set "
+        f"made with {value!r}. Set config.data.{key} to {value!r}, or set "
         f"config.data.eval_crop to {_BACKBONE!r}, which stands for the "
         "eval_crop and resize of the embeddings."
       )

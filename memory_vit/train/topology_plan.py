@@ -233,7 +233,7 @@ class _GroupPlan:
 
   @property
   def _free(self) -> int:
-    """Bytes that a pack may take on a chip, beside the backbone."""
+    """Bytes that a pack may take on a chip, besides the backbone."""
     return int(_SHARE * self.chip.memory) - self._backbone_bytes
 
   def _memory(self, measured: _Measured | None) -> str:

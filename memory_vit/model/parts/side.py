@@ -355,7 +355,7 @@ class SideTerm(AttentionTerm):
 def _to_streams(
   a: jt.Float32[jax.Array, "b h t _"], group: SideGroup
 ) -> jt.Float32[jax.Array, "g b h _"]:
-  """For each stream, take the entry of the stream's task from axis t of `a`."""
+  """Take the entry of each stream's task from axis t of `a`."""
   # Transpose `a` instead of the stream tokens, which are larger.
   return jnp.take(jnp.moveaxis(a, 2, 0), group.places, axis=0)
 
