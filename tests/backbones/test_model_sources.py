@@ -479,7 +479,7 @@ def test_oversized_model_files_are_refused(tmp_path, monkeypatch):
   path = models.write_model(tmp_path)
   with monkeypatch.context() as small:
     small.setattr(stored_arrays, "MAX_HEADER_BYTES", 100)
-    assert "header may have at most 100 bytes." in refusal(path)
+    assert "and have at most 100 bytes." in refusal(path)
   with monkeypatch.context() as small:
     small.setattr(stored_arrays, "MAX_BYTES", 100)
     assert "expected at most 100" in refusal(path)
