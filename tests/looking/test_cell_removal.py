@@ -298,7 +298,9 @@ def test_tasks_that_want_other_images_are_refused(backbone):
 def test_a_batch_that_does_not_divide_is_refused(backbone):
   task = random_task(backbone, "a")
   mesh = sharding.make_mesh(jax.devices()[:3])
-  with pytest.raises(ConfigError, match="batch_size is 256, .* multiple of 3, the"):
+  with pytest.raises(
+    ConfigError, match="batch_size is 256, .* multiple of 3, "
+  ):
     cell_removal.remove_cells(backbone, task, source_of(task), mesh=mesh)
 
 
