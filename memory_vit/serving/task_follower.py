@@ -63,7 +63,7 @@ class Changed:
 
 
 class _Stored(NamedTuple):
-  """What a follower knows of a task file: its stamp, and the last loaded task.
+  """State of a task file: its stamp, and the last task loaded from it.
 
   `problem` says why the latest attempt to load failed; "" if it succeeded.
   """

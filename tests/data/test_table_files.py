@@ -318,7 +318,7 @@ def test_numbers_have_one_order_everywhere(place, labels, names, caplog):
 
 
 def test_numbers_of_known_classes():
-  """Of a validation split, or of data that a task is evaluated on."""
+  """Labels of a validation split, or of data to evaluate a task on."""
   pixels = np.stack([fake_data.picture(i) for i in range(4)])
 
   def labels_of(given, names):
@@ -381,9 +381,8 @@ def test_sizes_are_limited_before_they_are_made(place, monkeypatch):
   (place / "classes.txt").write_text("\n".join(map(str, range(2**16))))
   free = types.SimpleNamespace(available=2**20)
   monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
-  with pytest.raises(
-    DataError, match="3 examples with 65,536 labels .* 0.0 Gi"
-  ):
+  refusal = "3 examples with 65,536 labels .* 0.0 GiB"
+  with pytest.raises(DataError, match=refusal):
     opened(place, kind="labels")
   monkeypatch.undo()
   (place / "train.csv").unlink()

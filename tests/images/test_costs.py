@@ -98,7 +98,7 @@ def test_ordinary_files_are_taken(name):
 
 @pytest.mark.fault("slow-image")
 def test_progressive_jpeg_costs_scans_times_pixels(monkeypatch):
-  """Of the largest images usual encoders' scans, of smaller ones more."""
+  """The largest images may have the scans of usual encoders, not more."""
   encoded = progressive(24)
   monkeypatch.setattr(decoding, "MAX_PIXELS", 2 * 20 * 30)
   assert decoding.pixels_claimed(encoded) == 2 * 20 * 30

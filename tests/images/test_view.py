@@ -80,7 +80,7 @@ def test_bilinear_views_are_the_plain_formula(preprocessing):
 
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS[1:])
 def test_graph_views_are_those_of_torch_users(interpolation):
-  """Of timm and transformers: longer sides rounded down, uint8 in between."""
+  """Users of timm and transformers: longer side rounded down, then uint8."""
   for shape, resized in [((8, 15), (9, 16)), ((30, 20), (13, 9))]:
     pixels = noise(3, *shape)
     image = Image.fromarray(pixels)
@@ -158,7 +158,7 @@ def test_tensorflow_antialiases_as_pillow_but_for_rounding(interpolation):
 
 
 def test_antialiasing_looks_at_every_pixel():
-  """Of stripes only grey is left; without, whatever pixels are met."""
+  """Stripes become grey; without antialiasing, each pixel is one of theirs."""
   stripes = np.zeros((64, 64, 3), np.uint8)
   stripes[:, ::4] = 255
   for interpolation in INTERPOLATIONS:

@@ -260,7 +260,7 @@ def test_unreadable_images_are_named(model, tmp_path, capsys):
 
 
 def test_standard_input_is_read_as_it_comes(model, tmp_path, monkeypatch):
-  """Of a million paths no list is made, nor of what is seen in each."""
+  """Neither the paths nor the results of a million images form a list."""
   root, _, _ = model
   path, asked = os.fsencode(root / "images" / "0.png"), []
   seen, kept = weakref.WeakSet(), []

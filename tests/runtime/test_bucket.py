@@ -196,7 +196,7 @@ def test_a_run_whose_lease_is_gone_is_stopped(workdir, how):
     else:
       _run_as(workdir, OTHER)
     for _ in range(2):
-      with pytest.raises(TrainingError, match="taken over or removed"):
+      with pytest.raises(TrainingError, match="taken over or removed. Ano"):
         require_alone()
   if how == "taken over":  # nor is it freed for others
     assert (workdir / ".lock").read_text() == OTHER

@@ -301,17 +301,17 @@ def test_abandoned_requests_are_not_decoded_further(ready, monkeypatch):
 
 @pytest.mark.fault("many-pixels")
 @pytest.mark.parametrize(
-  ("image", "count", "status"),
+  ("images", "status"),
   [
-    (png(side=40), 1, 200),
-    (png(side=20), 4, 200),
-    (png(side=10), 16, 200),
-    (bytes(3 * 40 * 40), 1, 422),
+    ([png(side=40)], 200),
+    ([png(i, side=20) for i in range(4)], 200),
+    ([png(i, side=10) for i in range(16)], 200),
+    ([bytes(3 * 40 * 40)], 422),
   ],
   ids=["large", "four", "sixteen", "no image"],
 )
 def test_small_requests_do_not_wait_for_large_ones(
-  ready, monkeypatch, image, count, status
+  ready, monkeypatch, images, status
 ):
   """Whether their images are large, many or broken, or the requests many."""
   held, real, together = threading.Event(), type(ready).prepare_each, []
@@ -327,7 +327,7 @@ def test_small_requests_do_not_wait_for_large_ones(
 
   async def check():
     async with serving(ready, max_queue=1024) as http:
-      files = image_files(*[image] * count)
+      files = image_files(*images)
       waiting = [
         asyncio.create_task(http.post("/v1/predict", files=files))
         for _ in range(9)
